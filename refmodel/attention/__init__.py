@@ -1,0 +1,1 @@
+"""Numbers: attention over the materialized view (law A)."""

@@ -1,0 +1,1 @@
+"""The embedded catalogue: YAML files by theme. Data only."""

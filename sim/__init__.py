@@ -1,0 +1,1 @@
+"""Where rank programs run, and what can go wrong between ranks."""
