@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from refmodel.errors import InvalidInput, Where
+from refmodel.layout.rows import buffer_rows, pad_rows, trim_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,9 @@ def all_gather_rows(
 ) -> torch.Tensor:
     """Rows of rank 0, then of rank 1, …, on every rank.
 
-    ``rows`` [counts[rank], …], any dtype; ``counts`` [W] is shared metadata, equal on all ranks,
-    zeros allowed. Returns [sum(counts), …].
-
-    Contributions travel padded to max(counts) (``max_rank_rows``, S4), since no
-    backend gathers uneven rows in one call on every device, and gloo returns early on a rank that sends
-    nothing. The padding is all-ones bytes, NaN in floats and −1 in integers, so that a leak shows.
+    ``rows`` [counts[rank], …], any dtype; ``counts`` [W] is shared metadata, equal on all ranks, zeros
+    allowed. Returns [sum(counts), …]. Contributions travel padded to the longest, since no backend gathers
+    uneven rows in one call on every device, and gloo returns early on a rank that sends nothing (view-08).
     """
     rank, size = rank_and_size(group)
     if len(counts) != size or rows.shape[0] != counts[rank]:
@@ -123,23 +121,12 @@ def all_gather_rows(
             where=Where(rank=rank, site=site),
             fix="Take the counts from the plan; every rank must use the same ones.",
         )
-    longest = max(counts)
-    padded = _padded(rows, longest)
+    padded = pad_rows(rows, buffer_rows(counts))
     wire = _as_wire(padded)
-    gathered = wire.new_empty((size * longest, *wire.shape[1:]))
+    gathered = wire.new_empty((size * wire.shape[0], *wire.shape[1:]))
     with _issuing(site, "all_gather", wire, group):
         _all_gather_single(gathered, wire, group=group)
-    blocks = gathered.view(padded.dtype).split(longest) if longest else [gathered.view(padded.dtype)]
-    return torch.cat([block[:count] for block, count in zip(blocks, counts, strict=False)])
-
-
-def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:
-    if rows.shape[0] == length:
-        return rows.contiguous()
-    padded = rows.new_empty((length, *rows.shape[1:]))
-    padded[: rows.shape[0]] = rows
-    padded[rows.shape[0] :].view(torch.uint8).fill_(255)
-    return padded
+    return trim_rows(gathered.view(padded.dtype), counts)
 
 
 def _as_wire(rows: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,110 @@
+"""What a rank compares while it serves: identities, bytes, and what lies in slots it must not touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from refmodel.errors import Finding, Where
+from refmodel.layout.ownership import to_physical
+from refmodel.storage.identity import PADDING_TAG, POISON_TAG, Cache, describe
+from refmodel.storage.shard import Shard
+from sim.case import Case, Forward, Turn
+
+
+def differing_rows(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Indices of rows whose *bytes* differ: NaN equals the same NaN, and nothing else."""
+    return (actual.view(torch.uint8) != expected.view(torch.uint8)).any(1).nonzero().flatten()
+
+
+def check_view(
+    view: torch.Tensor, case: Case, forward: Forward, layer: int, cache: Cache, rank: int
+) -> Iterator[Finding]:
+    """V1: each valid token of each request, in position order, is who it should be."""
+    truth = torch.cat([turn.tags(layer, cache) for turn in forward.turns])
+    if len(view) != len(truth):
+        where = Where(rank=rank, step=forward.step, layer=layer, cache=cache.name.lower())
+        yield Finding("V1", "length of the view", f"{len(truth)} rows", f"{len(view)}", where)
+        return
+    wrong = differing_rows(view, case.format.encode(truth))
+    if len(wrong):
+        row = int(wrong[0])
+        turn, position = _locate(forward, row)
+        yield Finding(
+            law="V1",
+            what=f"{len(wrong)} of {len(truth)} rows of the view, first",
+            expected=describe(int(truth[row])),
+            received=_received(view[row]),
+            where=_place(case, forward, turn, position, layer, cache, rank),
+        )
+
+
+def _locate(forward: Forward, view_row: int) -> tuple[Turn, int]:
+    for turn in forward.turns:
+        if view_row < turn.extent.end:
+            return turn, view_row
+        view_row -= turn.extent.end
+    raise AssertionError("a view row beyond the view")
+
+
+def _place(
+    case: Case, forward: Forward, turn: Turn, position: int, layer: int, cache: Cache, rank: int
+) -> Where:
+    return Where(
+        step=forward.step,
+        rank=rank,
+        request=turn.name,
+        layer=layer,
+        cache=cache.name.lower(),
+        page=int(turn.table.pages[position // case.grid.page_size]),
+        slot=position % case.grid.page_size,
+        position=position,
+    )
+
+
+def _received(row: torch.Tensor) -> str:
+    if row.dtype == torch.int64:
+        return describe(int(row[0]))
+    head = ", ".join(f"{value:.4g}" for value in row[:3].tolist())
+    return f"other bytes: [{head}, …] (run it with format tag to see who it is)"
+
+
+def check_shard(shard: Shard, case: Case, layer: int, cache: Cache) -> Iterator[Finding]:
+    """O3: the shard holds exactly the tokens it owns; every other slot is still poison.
+
+    The dummy page may hold padding rows (S9), and nothing else.
+    """
+    expected = case.format.poison_rows(shard.num_slots)
+    for turn in _last_turns(case):
+        slots = turn.table.slots(torch.arange(turn.extent.end))
+        physical = to_physical(slots, shard.rank, case.grid)
+        mine = physical >= 0
+        expected[physical[mine]] = case.format.encode(turn.tags(layer, cache)[mine])
+    P = case.grid.page_size
+    dummy = shard.rows[:P]
+    padding = case.format.encode(torch.full((P,), PADDING_TAG))
+    is_padding = (dummy.view(torch.uint8) == padding.view(torch.uint8)).all(1)
+    expected[:P] = torch.where(is_padding[:, None], padding, expected[:P])
+    wrong = differing_rows(shard.rows, expected)
+    if len(wrong):
+        slot = int(wrong[0])
+        yield Finding(
+            law="O3" if slot >= P else "S9",
+            what=f"{len(wrong)} of {shard.num_slots} slots of a shard, first",
+            expected=_received(expected[slot]) if expected[slot, 0] != POISON_TAG else "poison, untouched",
+            received=_received(shard.rows[slot]),
+            where=Where(
+                rank=shard.rank,
+                layer=layer,
+                cache=cache.name.lower(),
+                page=slot // P * case.grid.world_size + shard.rank,
+                slot=slot % P,
+            ),
+        )
+
+
+def _last_turns(case: Case) -> Iterator[Turn]:
+    """Each request as its last forward left it."""
+    last = {turn.name: turn for forward in case.forwards for turn in forward.turns}
+    return iter(last.values())

@@ -1,0 +1,224 @@
+"""Scenario files: YAML, strictly typed. A file names what happens; :mod:`sim.case` works out the rest.
+
+Errors name the file, the path in it, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+
+from refmodel.errors import CpkvError, InvalidInput, Where
+from refmodel.laws import law
+from refmodel.layout.split import Split
+from refmodel.storage.write import WritePath
+
+AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
+AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Check = Literal["identity", "bytes", "isolation", "attention"]
+Placement = Literal["compute_owner", "scrambled"]
+
+
+class Extend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request in a step."""
+
+    request: Text
+    tokens: AtLeast1
+    prefix: AtLeast0 | None = None  # default: what the request's earlier steps left
+    rotation: AtLeast0 = 0
+
+
+class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Worked numbers of a step; what is left out is not compared."""
+
+    segments: list[list[int]] | None = None  # [requests][2W] tokens
+    bounds: list[list[int]] | None = None  # [requests][2W + 1] absolute positions
+    units: list[list[int]] | None = None  # [requests] [first, stop) page positions
+    rows: list[int] | None = None  # [W] local rows of each rank
+    max_rank_rows: int | None = None
+    prev_rows: list[int] | None = None  # [W] where each rank cuts its rows
+    kv_stop: list[list[int]] | None = None  # [W] [prev, next] of the only request
+    rank_rows: list[str] | None = None  # [W] e.g. "a[0:2] b[0:1] | a[4:5]"
+    new_pages: list[int] | None = None  # [W] pages the step adds to each lane
+    write: WritePath | None = None
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One forward pass: a batch of extents, then padding rows."""
+
+    extend: Annotated[list[Extend], msgspec.Meta(min_length=1)]
+    padding: AtLeast0 = 0
+    expect: Expect = Expect()
+
+
+class Remap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worked number of the remap (O2)."""
+
+    slot: int
+    owner: int
+    local_page: int
+    physical: int
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What happens to the KV of some requests on W ranks, and what must hold."""
+
+    title: Text
+    why: Text
+    laws: Annotated[list[str], msgspec.Meta(min_length=1)]
+    world_size: AtLeast1
+    page_size: AtLeast1
+    steps: Annotated[list[Step], msgspec.Meta(min_length=1)]
+    split: Split = Split.PAGE_ALIGNED
+    incident: str | None = None  # the fault it exposes, e.g. "split-03"
+    source: str | None = None  # where that fault was reported
+    format: Literal["tag", "f32", "f64"] = "tag"
+    layers: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
+    placement: Placement = "compute_owner"
+    seed: AtLeast0 = 0  # of the scramble of page ids, and of the lanes of pages already in cache
+    remap: tuple[Remap, ...] = ()
+    checks: tuple[Check, ...] = ("identity", "bytes", "isolation")
+    worlds: tuple[Literal["lockstep", "gloo"], ...] = (
+        "lockstep",
+    )  # where the gate runs it unless told otherwise
+    file: str = ""  # set by the loader; what a replay line names
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML lets a repeated key silently win; a scenario must not say a thing twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) != len(node.value):
+            keys = [self.construct_object(key) for key, _ in node.value]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {twice!r} appears twice", node.start_mark
+            )
+        return mapping
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read and check one file. :class:`InvalidInput` names the file and the path in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            "scenario file", expected="a readable YAML file", received=str(error), where=Where(file=str(path))
+        ) from error
+    return parse_scenario(text, str(path))
+
+
+def parse_scenario(text: str, file: str) -> Scenario:
+    """Check the text of a scenario; ``file`` is named in errors and replay lines."""
+    try:
+        raw = yaml.load(text, _UniqueKeys)  # a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = Where(file=file, line=mark.line + 1 if mark else None)
+        problem = getattr(error, "problem", None) or str(error)
+        raise InvalidInput("scenario", expected="YAML", received=problem, where=where) from error
+    try:
+        scenario = msgspec.convert(raw, Scenario)
+    except msgspec.ValidationError as error:
+        raise _typed_error(str(error), raw, file) from error
+    _check_meaning(scenario, file)
+    return msgspec.structs.replace(scenario, file=file)
+
+
+def _typed_error(message: str, raw: object, file: str) -> InvalidInput:
+    """msgspec says "Expected `int` >= 1 - at `$.steps[0].padding`"; add what was there instead."""
+    problem, _, place = message.partition(" - at ")
+    path = place.strip("`").removeprefix("$").removeprefix(".")
+    unknown = re.match(r"Object contains unknown field `(.*)`", problem)
+    missing = re.match(r"Object missing required field `(.*)`", problem)
+    if unknown:
+        expected, received = "only known keys", f"unknown key {unknown[1]!r}"
+    elif missing:
+        expected, received = f"key {missing[1]!r}", "nothing"
+    else:
+        expected = problem.partition(", got")[0].removeprefix("Expected ").replace("`", "")
+        received = repr(_value_at(raw, path))
+    return InvalidInput(
+        "scenario",
+        expected=expected,
+        received=received,
+        where=Where(file=file, path=path or "the whole file"),
+        fix="The keys are described in docs/scenarios.md.",
+    )
+
+
+def _value_at(raw: Any, path: str) -> object:
+    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+        try:
+            raw = raw[key] if key else raw[int(index)]
+        except (KeyError, IndexError, TypeError):
+            return raw
+    return raw
+
+
+def _check_meaning(scenario: Scenario, file: str) -> None:
+    """What types cannot say: laws exist, rotations fit, attention has the arithmetic it needs."""
+    for i, law_id in enumerate(scenario.laws):
+        try:
+            law(law_id)
+        except CpkvError as error:
+            raise InvalidInput(
+                "scenario",
+                expected=error.expected,
+                received=law_id,
+                where=Where(file=file, path=f"laws[{i}]"),
+            ) from error
+    if "attention" in scenario.checks and scenario.format != "f64":
+        raise InvalidInput(
+            "scenario",
+            expected="format f64 for the attention check, which compares at 1e-10",
+            received=f"format {scenario.format}",
+            where=Where(file=file, path="format"),
+        )
+    if scenario.split is not Split.PAGE_ALIGNED and scenario.steps[0].expect.units:
+        raise InvalidInput(
+            "scenario",
+            expected="units only with a page-aligned split",
+            received=scenario.split.value,
+            where=Where(file=file, path="split"),
+        )
+
+
+def catalogue() -> Iterator[Scenario]:
+    """Every scenario that ships with cpkv, by theme and name. ``file`` is relative to the catalogue."""
+    root = Path(str(files("scenarios")))
+    for path in sorted(root.glob("*/*.yaml")):
+        scenario = load_scenario(path)
+        yield msgspec.structs.replace(scenario, file=str(path.relative_to(root)))
+
+
+def find_scenarios(name: str) -> list[Scenario]:
+    """The scenarios a user means: a file, a folder, or a name or theme of the catalogue."""
+    path = Path(name)
+    if path.is_file():
+        return [load_scenario(path)]
+    if path.is_dir():
+        found = [load_scenario(file) for file in sorted(path.rglob("*.yaml"))]
+    else:
+        found = [s for s in catalogue() if name in {s.file, s.file.removesuffix(".yaml"), theme_of(s)}]
+    if not found:
+        raise InvalidInput(
+            "scenario",
+            expected="a YAML file, a folder of them, or a name or theme of the catalogue",
+            received=name,
+            fix="`cpkv gate --list` shows the catalogue.",
+        )
+    return found
+
+
+def theme_of(scenario: Scenario) -> str:
+    """The folder a scenario lies in."""
+    return Path(scenario.file).parent.name

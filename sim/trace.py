@@ -1,0 +1,213 @@
+"""Request traces in Mooncake's format: read, generate, and turn into a case at full length.
+
+One JSON object a line: ``timestamp`` (ms), ``input_length`` and ``output_length`` (tokens), ``hash_ids`` (one
+id a block of 512 tokens; equal leading ids are a shared prefix). The traces of the FAST'25 paper are in
+kvcache-ai/Mooncake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from refmodel.errors import InvalidInput, Where
+from refmodel.layout.geometry import Extent, Grid, ceil_div, num_pages
+from refmodel.layout.ownership import PageTable, owner
+from refmodel.layout.placement import new_page_lanes
+from refmodel.layout.split import Split
+from refmodel.storage.formats import row_format
+from refmodel.storage.identity import Cache
+from sim.case import Case, Forward, Origin, Turn
+from sim.pool import PagePool
+
+BLOCK = 512  # tokens a hash id stands for
+Rotation = Literal["none", "least-full"]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One line of a trace. Other keys are left alone: traces carry more than this needs."""
+
+    timestamp: float
+    input_length: Annotated[int, msgspec.Meta(ge=1)]
+    output_length: Annotated[int, msgspec.Meta(ge=0)]
+    hash_ids: list[int]
+
+
+def read_trace(path: Path, limit: int | None = None) -> list[Request]:
+    """The first ``limit`` requests of a file. :class:`InvalidInput` names the line that is not one."""
+    requests: list[Request] = []
+    decoder = msgspec.json.Decoder(Request)
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if len(requests) == limit:
+                    break
+                if line.strip():
+                    requests.append(_parse(decoder, line, Where(file=str(path), line=number)))
+    except OSError as error:
+        raise InvalidInput("trace", expected="a readable file", received=str(error)) from error
+    if not requests:
+        raise InvalidInput(
+            "trace", expected="at least one request", received="none", where=Where(file=str(path))
+        )
+    return requests
+
+
+def _parse(decoder: msgspec.json.Decoder[Request], line: bytes, where: Where) -> Request:
+    try:
+        request = decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(
+            "trace line",
+            expected="a JSON object with timestamp, input_length, output_length and hash_ids",
+            received=f"{line[:60].decode(errors='replace').strip()!r} ({error})",
+            where=where,
+        ) from error
+    blocks = ceil_div(request.input_length, BLOCK)
+    if len(request.hash_ids) != blocks:
+        raise InvalidInput(
+            "trace line",
+            expected=f"{blocks} hash_ids for {request.input_length} tokens, one a block of {BLOCK}",
+            received=len(request.hash_ids),
+            where=where,
+        )
+    return request
+
+
+def generate_trace(requests: int, seed: int = 0) -> list[Request]:
+    """Conversations that grow turn by turn behind a shared system prompt, in arrival order."""
+    random = np.random.default_rng(seed)
+    next_id = 1
+    conversations: list[list[int]] = []
+    trace = []
+    for i in range(requests):
+        if not conversations or random.random() < 0.4:
+            conversations.append([0])
+        blocks = conversations[int(random.integers(len(conversations)))]
+        fresh = int(random.integers(1, 9))
+        blocks += range(next_id, next_id + fresh)
+        next_id += fresh
+        length = len(blocks) * BLOCK - int(random.integers(BLOCK))
+        trace.append(Request(100.0 * i, length, int(random.integers(1, 800)), list(blocks)))
+        if length % BLOCK:
+            blocks.pop()  # a partial block is not what the next turn starts with
+    return trace
+
+
+def write_trace(requests: Sequence[Request], path: Path) -> None:
+    """Write requests, one JSON object a line."""
+    path.write_bytes(b"".join(msgspec.json.encode(request) + b"\n" for request in requests))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceCase:
+    """A trace as a case, and what is known of it before it runs."""
+
+    case: Case
+    hit_tokens: int  # tokens found in cache
+    lane_pages: tuple[int, ...]  # [W] pages held by each lane at the end
+
+    @property
+    def requests(self) -> int:
+        return len(self.case.forwards)
+
+    @property
+    def tokens(self) -> int:
+        return sum(forward.valid[0] for forward in self.case.forwards)
+
+    @property
+    def hit_share(self) -> float:
+        """Share of the tokens that came from a prefix seen earlier, in whole pages."""
+        return self.hit_tokens / self.tokens
+
+    @property
+    def imbalance(self) -> float:
+        """Pages of the fullest lane over the mean; 1.0 is even."""
+        return max(self.lane_pages) * len(self.lane_pages) / sum(self.lane_pages)
+
+
+class _TraceBuilder:
+    """An unbounded cache: each request reuses the longest prefix that an earlier one wrote, in whole pages."""
+
+    def __init__(self, requests: Sequence[Request], grid: Grid, rotation: Rotation, seed: int) -> None:
+        self.grid, self.rotation = grid, rotation
+        # An extent of U units adds at most ceil(U / W) pages to a lane (O6).
+        units = (num_pages(request.input_length, grid.page_size) for request in requests)
+        self.local_pages = 1 + sum(ceil_div(unit, grid.world_size) for unit in units)
+        self.pool = PagePool(grid, self.local_pages, seed)
+        self.turns: list[Turn] = []
+        self.writer_of_block: dict[int, tuple[int, int]] = {}  # hash id → (turn, block position)
+        self.lane_pages = np.zeros(grid.world_size, dtype=np.int64)
+        self.hit_tokens = 0
+
+    def add(self, request: Request) -> Forward:
+        number = len(self.turns)
+        prefix, source = self._match(request)
+        self.hit_tokens += prefix
+        turn = self._turn(number, request, prefix, source)
+        self.turns.append(turn)
+        for position, block in enumerate(request.hash_ids):
+            self.writer_of_block.setdefault(block, (number, position))
+        return Forward(step=1, turns=(turn,))
+
+    def _match(self, request: Request) -> tuple[int, Turn | None]:
+        """Tokens found in cache, and who has them. At most all but one token, in whole pages (L4)."""
+        hit, source = 0, None
+        for position, block in enumerate(request.hash_ids):
+            writer, at = self.writer_of_block.get(block, (None, -1))
+            if writer is None or at != position:
+                break
+            source = self.turns[writer]
+            hit = min((position + 1) * BLOCK, source.extent.end, request.input_length - 1)
+        P = self.grid.page_size
+        return hit // P * P, source
+
+    def _turn(self, number: int, request: Request, prefix: int, source: Turn | None) -> Turn:
+        extent = Extent(prefix, request.input_length - prefix)
+        rotation = int(self.lane_pages.argmin()) if self.rotation == "least-full" else 0
+        pages, origins = torch.empty(0, dtype=torch.int64), []
+        if source is not None:
+            pages = source.table.pages[: prefix // self.grid.page_size]
+            origins = [
+                Origin(o.start, min(o.stop, prefix), o.request, o.write)
+                for o in source.origins
+                if o.start < prefix
+            ]
+        name = f"line {number + 1}"
+        bare = Turn(name, number, extent, rotation, PageTable(pages, self.grid, name), ())
+        plan = Forward(step=1, turns=(bare,)).plan(self.grid, Split.PAGE_ALIGNED)
+        fresh = self.pool.take(new_page_lanes(plan, 0).tolist())
+        self.lane_pages += np.bincount(
+            owner(fresh, self.grid.world_size).numpy(), minlength=self.grid.world_size
+        )
+        table = PageTable(torch.cat([pages, fresh]), self.grid, name)
+        return Turn(name, number, extent, rotation, table, (*origins, Origin(prefix, extent.end, number, 1)))
+
+
+def trace_case(
+    requests: Sequence[Request],
+    *,
+    world_size: int = 8,
+    page_size: int = 64,
+    rotation: Rotation = "none",
+    seed: int = 0,
+) -> TraceCase:
+    """Plan a trace: reuse, lanes, pages. Every forward is one request, at its full length."""
+    grid = Grid(world_size, page_size)
+    builder = _TraceBuilder(requests, grid, rotation, seed)
+    case = Case(
+        grid=grid,
+        split=Split.PAGE_ALIGNED,
+        format=row_format("tag"),
+        forwards=tuple(builder.add(request) for request in requests),
+        local_pages=builder.local_pages,
+        caches=(Cache.KV,),
+        checks=frozenset({"identity", "isolation"}),
+    )
+    return TraceCase(case, builder.hit_tokens, tuple(builder.lane_pages.tolist()))
