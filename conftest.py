@@ -1,4 +1,4 @@
-"""What pytest needs here: Hypothesis profiles, worlds, markers, and the check that the run went where it hurts."""
+"""For pytest: Hypothesis profiles, worlds, markers, and a check that the run went where it hurts."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -118,12 +119,14 @@ def place(plan: Plan, lane_of_page: Callable[[int], torch.Tensor], seed: int) ->
 
 
 @st.composite
-def placed(draw: st.DrawFn, *, compute_owner: bool | None = None, **limits: object) -> Placed:
-    """A plan with page tables. New pages come from their compute ranks' lanes (O4), or from any lane.
+def placed(draw: st.DrawFn, /, *, compute_owner: bool | None = None, **limits: Any) -> Placed:
+    """A plan with page tables; ``limits`` go to :func:`plans`.
+
+    New pages come from their compute ranks' lanes (O4), or from any lane.
 
     Pages already in cache always come from any lane.
     """
-    plan = draw(plans(**limits))  # type: ignore[arg-type]  # forwarded keywords of plans()
+    plan = draw(plans(**limits))
     follow_plan = draw(st.booleans()) if compute_owner is None else compute_owner
     seed = draw(st.integers(0, 2**16))
     generator = torch.Generator().manual_seed(seed)

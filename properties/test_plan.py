@@ -98,9 +98,7 @@ def test_valid_rows_are_a_contiguous_prefix_of_known_length(plan: Plan) -> None:
 @proves("S9")
 @given(plans(), st.integers(0, 40))
 def test_padding_changes_no_real_row_and_is_split_with_the_rest(plan: Plan, padding: int) -> None:
-    padded = plan_batch(
-        plan.extents, plan.grid, plan.split, rotations=plan.rotations, padding=padding
-    )
+    padded = plan_batch(plan.extents, plan.grid, plan.split, rotations=plan.rotations, padding=padding)
     bare = plan_batch(plan.extents, plan.grid, plan.split, rotations=plan.rotations)
     shares = []
     for rank in range(plan.grid.world_size):
@@ -111,6 +109,7 @@ def test_padding_changes_no_real_row_and_is_split_with_the_rest(plan: Plan, padd
     assert max(shares) - min(shares) <= 1
     ks, ke = padded.visibility(torch.arange(padded.real_rows, padded.num_rows))
     assert bool((ks == ke).all())
+    assert padded.key_starts == bare.key_starts
 
 
 @proves("S9")

@@ -43,7 +43,7 @@ def serve(group: dist.ProcessGroup, case: Case) -> RankReport:
     rank, size = rank_and_size(group)
     if size != case.grid.world_size:
         raise InvalidInput("world of a case", expected=f"{case.grid.world_size} ranks", received=size)
-    server = _Server(case, rank, group)
+    server = Server(case, rank, group)
     server.preload()
     for forward in case.forwards:
         server.step(forward)
@@ -51,7 +51,7 @@ def serve(group: dist.ProcessGroup, case: Case) -> RankReport:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Prepared:
+class Prepared:
     """The index work of one forward, done once and shared by all caches and layers (O1)."""
 
     forward: Forward
@@ -61,7 +61,7 @@ class _Prepared:
     layout: ViewLayout
 
 
-class _Server:
+class Server:
     """One rank: its shards, the replicated baseline beside them, and what it found so far."""
 
     def __init__(self, case: Case, rank: int, group: dist.ProcessGroup) -> None:
@@ -93,18 +93,18 @@ class _Server:
                     self.replicas[layer, cache].write(table.pages, origin.start, rows)
 
     def step(self, forward: Forward) -> None:
-        prepared = self._prepare(forward)
+        prepared = self.prepare(forward)
         self.fallbacks += warn_of_fallback(prepared.verdict)
         for layer in range(self.case.layers):
-            views = {cache: self._write_and_view(prepared, layer, cache) for cache in self.case.caches}
+            views = {cache: self.write_and_view(prepared, layer, cache) for cache in self.case.caches}
             if "attention" in self.case.checks:
                 self._attend(prepared, layer, views[Cache.KV])
 
-    def _prepare(self, forward: Forward) -> _Prepared:
+    def prepare(self, forward: Forward) -> Prepared:
         grid = self.case.grid
         plan = forward.plan(grid, self.case.split)
         slots = current_slots(plan, forward.tables)
-        return _Prepared(
+        return Prepared(
             forward,
             plan,
             physical=to_physical(slots, self.rank, grid),
@@ -112,7 +112,7 @@ class _Server:
             layout=view_layout(forward.tables, forward.valid, grid),
         )
 
-    def _write_and_view(self, prepared: _Prepared, layer: int, cache: Cache) -> torch.Tensor:
+    def write_and_view(self, prepared: Prepared, layer: int, cache: Cache) -> torch.Tensor:
         forward, plan, shard = prepared.forward, prepared.plan, self.shards[layer, cache]
         rows = self.case.format.encode(self._local_tags(prepared, layer, cache))
         site = cache.name.lower()
@@ -127,7 +127,7 @@ class _Server:
             self._compare_with_baseline(prepared, layer, cache, view)
         return view
 
-    def _local_tags(self, prepared: _Prepared, layer: int, cache: Cache) -> torch.Tensor:
+    def _local_tags(self, prepared: Prepared, layer: int, cache: Cache) -> torch.Tensor:
         """Identities of this rank's local rows: what its projections would compute."""
         plan, turns = prepared.plan, prepared.forward.turns
         rows = plan.rows(self.rank)
@@ -143,7 +143,7 @@ class _Server:
         return torch.where(real, tags, PADDING_TAG)
 
     def _compare_with_baseline(
-        self, prepared: _Prepared, layer: int, cache: Cache, view: torch.Tensor
+        self, prepared: Prepared, layer: int, cache: Cache, view: torch.Tensor
     ) -> None:
         replica, forward = self.replicas[layer, cache], prepared.forward
         for turn in forward.turns:
@@ -161,7 +161,7 @@ class _Server:
                 )
             )
 
-    def _attend(self, prepared: _Prepared, layer: int, kv: torch.Tensor) -> None:
+    def _attend(self, prepared: Prepared, layer: int, kv: torch.Tensor) -> None:
         """Dense causal attention of this rank's rows, prev and next apart, gathered back to batch order."""
         plan = prepared.plan
         q = queries(self._local_tags(prepared, layer, Cache.QUERY))

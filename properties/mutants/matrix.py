@@ -1,0 +1,145 @@
+"""The kill matrix: what catches each mutant, after how many examples.
+
+A mutant is killed when a property that proves one of its laws fails against it. The scenario of its incident,
+where there is one, must expose it too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import settings
+
+from properties.mutants import MUTANTS, Mutant
+from properties.proofs import Proof, all_proofs
+from sim.gate import run_scenario
+from sim.scenario import Scenario, catalogue
+from sim.world import World
+
+EXAMPLES = 400  # that a property of pure functions may take to catch a mutant
+WORLD_EXAMPLES = 100  # and one that runs ranks
+CHOICES = 4096  # random bytes that one example is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What caught a mutant."""
+
+    by: str  # property or scenario
+    examples: int
+    seconds: float
+    error: str  # first line
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One mutant's line of the matrix."""
+
+    mutant: str
+    laws: tuple[str, ...]
+    source: str
+    place: str
+    fault: str
+    property: Kill | None
+    scenario: Kill | None
+    has_scenario: bool  # a scenario names this mutant as its incident
+
+    @property
+    def killed(self) -> bool:
+        return self.property is not None and (self.scenario is not None or not self.has_scenario)
+
+
+def kill_matrix(mutants: Sequence[Mutant] = MUTANTS, *, jobs: int = 2) -> Iterator[Row]:
+    """Try each mutant, ``jobs`` at a time in processes of their own; rows as they come."""
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare) as pool:
+        for done in as_completed([pool.submit(try_mutant, mutant.id) for mutant in mutants]):
+            yield done.result()
+
+
+def _prepare() -> None:
+    """A failing example of a mutant says nothing about the reference: keep it out of the database."""
+    settings.register_profile("mutants", database=None, deadline=None)
+    settings.load_profile("mutants")
+
+
+def try_mutant(mutant_id: str) -> Row:
+    """Run what should catch one mutant, quickest first, until something does."""
+    mutant = next(m for m in MUTANTS if m.id == mutant_id)
+    proofs = sorted((p for p in all_proofs() if set(p.laws) & set(mutant.laws)), key=_cost)
+    scenarios = [s for s in catalogue() if s.incident == mutant.id]
+    with mutant.in_place():
+        by_property = next(filter(None, map(_try_property, proofs)), None)
+        by_scenario = next(filter(None, map(_try_scenario, scenarios)), None)
+    return Row(
+        mutant=mutant.id,
+        laws=mutant.laws,
+        source=mutant.source,
+        place=mutant.place,
+        fault=mutant.fault,
+        property=by_property,
+        scenario=by_scenario,
+        has_scenario=bool(scenarios),
+    )
+
+
+def _runs_ranks(proof: Proof) -> bool:
+    return proof.name.startswith(("test_serving.", "test_worlds."))
+
+
+def _cost(proof: Proof) -> int:
+    if not hasattr(proof.test, "hypothesis"):
+        return 1
+    return 2 if _runs_ranks(proof) else 0
+
+
+def _try_property(proof: Proof) -> Kill | None:
+    start = time.perf_counter()
+    for count, example in enumerate(_examples(proof), start=1):
+        try:
+            example()
+        except Exception as error:  # any failure of the property counts
+            return Kill(proof.name, count, time.perf_counter() - start, _first_line(error))
+    return None
+
+
+def _examples(proof: Proof) -> Iterator[Callable[[], Any]]:
+    """Calls that each run the property once: random choices, or the cases of an enumeration."""
+    if hasattr(proof.test, "hypothesis"):
+        yield from _random_examples(proof)
+        return
+    for mark in getattr(proof.test, "pytestmark", ()):
+        if mark.name == "parametrize" and mark.args[0] == "grid":
+            for grid in mark.args[1]:
+                yield lambda grid=grid: proof.test(grid)
+
+
+def _random_examples(proof: Proof) -> Iterator[Callable[[], Any]]:
+    source = random.Random(proof.name)
+    run_one = proof.test.hypothesis.fuzz_one_input
+    for _ in range(WORLD_EXAMPLES if _runs_ranks(proof) else EXAMPLES):
+        choices = source.randbytes(CHOICES)
+        yield lambda choices=choices: run_one(choices)
+
+
+def _try_scenario(scenario: Scenario) -> Kill | None:
+    start = time.perf_counter()
+    try:
+        with World.lockstep(scenario.world_size) as world:
+            findings = run_scenario(scenario, world).findings
+        error = str(findings[0]) if findings else ""
+    except Exception as crash:
+        error = _first_line(crash)
+    return Kill(scenario.file, 1, time.perf_counter() - start, error) if error else None
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
