@@ -670,7 +670,7 @@ def test_a_ledger_that_ends_early_is_named() -> None:
     assert found is not None
     assert (found.odd, found.call) == ((1,), None)
     assert str(found) == (
-        "at call 1 rank 1 makes no more calls, while ranks 0, 2 issue b: all_gather [2] float32"
+        "at call 1, rank 1 makes no more calls, while ranks 0, 2 issue b: all_gather [2] float32"
     )
 
 

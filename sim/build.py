@@ -60,10 +60,13 @@ class _Builder:
     def _extent(self, index: int, i: int) -> Extent:
         extend = self.scenario.steps[index].extend[i]
         request = self.requests[extend.request]
-        where = Where(file=self.scenario.file, path=f"steps[{index}].extend[{i}]")
+        file, path = self.scenario.file, f"steps[{index}].extend[{i}]"
         if any(extend.request == other.request for other in self.scenario.steps[index].extend[:i]):
             raise InvalidInput(
-                "batch", expected="each request once", received=f"{extend.request} twice", where=where
+                "batch",
+                expected="each request once",
+                received=f"{extend.request} twice",
+                where=Where(file=file, path=f"{path}.request"),
             )
         if not request.origins and extend.prefix:
             self._preload(request, extend.prefix)
@@ -73,7 +76,7 @@ class _Builder:
                 "prefix",
                 expected=f"{request.valid}, what earlier steps left",
                 received=prefix,
-                where=where,
+                where=Where(file=file, path=f"{path}.prefix"),
                 fix="Leave the prefix out after a request's first step.",
             )
         return Extent(prefix, extend.tokens)

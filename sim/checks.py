@@ -40,6 +40,15 @@ def check_view(
         )
 
 
+def check_bytes(
+    view: torch.Tensor, whole: torch.Tensor, forward: Forward, layer: int, cache: Cache, rank: int
+) -> Iterator[Finding]:
+    """V1: the view and the replicated baseline are the same bytes."""
+    if len(whole) != len(view) or len(differing_rows(view, whole)):
+        where = Where(step=forward.step, rank=rank, layer=layer, cache=cache.name.lower())
+        yield Finding("V1", "view against the replicated baseline", "equal bytes", "other bytes", where)
+
+
 def _locate(forward: Forward, view_row: int) -> tuple[Turn, int]:
     for turn in forward.turns:
         if view_row < turn.extent.end:

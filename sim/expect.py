@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 
 from refmodel.errors import Finding, Where
+from refmodel.layout.geometry import num_pages
 from refmodel.layout.ownership import current_slots, local_page, owner, to_physical
-from refmodel.layout.placement import new_page_lanes
 from refmodel.layout.plan import Plan, Segment
 from refmodel.storage.write import write_verdict
 from sim.case import Case, Forward
@@ -44,7 +44,13 @@ def _check_step(expect: Expect, case: Case, forward: Forward) -> Iterator[Findin
     actual = _numbers(case, forward)
     for name, number in stated.items():
         if actual[name] != number:
-            yield Finding(_LAWS[name], name, str(number), str(actual[name]), Where(step=forward.step))
+            yield Finding(
+                _LAWS[name],
+                f"{name}, as the scenario states it",
+                str(number),
+                str(actual[name]),
+                Where(step=forward.step),
+            )
 
 
 def _numbers(case: Case, forward: Forward) -> dict[str, object]:
@@ -52,7 +58,8 @@ def _numbers(case: Case, forward: Forward) -> dict[str, object]:
     ranks = range(case.grid.world_size)
     bounds = [list(b) for b in plan.bounds]
     units = [turn.extent.page_positions(case.grid.page_size) for turn in forward.turns]
-    lanes = torch.cat([new_page_lanes(plan, i) for i in range(len(forward.turns))])
+    new = [t.table.pages[num_pages(t.extent.prefix, case.grid.page_size) :] for t in forward.turns]
+    lanes = owner(torch.cat(new), case.grid.world_size)
     return {
         "segments": [[b - a for a, b in pairwise(cut)] for cut in bounds],
         "bounds": bounds,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from refmodel.collectives import Call
-from refmodel.errors import FallbackWarning, Finding, InvalidInput, Where
+from refmodel.errors import CpkvError, FallbackWarning, Finding, InvalidInput, Where
 from refmodel.layout.ownership import current_slots
 from refmodel.oracle import causal_mla, relative_error
 from refmodel.storage.identity import Cache
@@ -25,7 +27,7 @@ from sim.failures import Deadlock, Diverged, RunFailed, WorldUnavailable
 from sim.marks import marks_of
 from sim.program import SM_SCALE, RankReport, queries, serve
 from sim.scenario import Scenario
-from sim.world import Run, World
+from sim.world import Run, Watch, World
 
 FP64_BUDGET = 1e-10  # relative, law A5
 
@@ -52,7 +54,7 @@ class Outcome:
     @property
     def replay(self) -> str:
         """The one line that runs this again."""
-        return f"cpkv gate {self.scenario.file} --world {self.world} --seed {self.seed}"
+        return f"cpkv gate {shlex.quote(self.scenario.file)} --world {self.world} --seed {self.seed}"
 
 
 class Worlds:
@@ -131,13 +133,13 @@ def run_scenario(scenario: Scenario, world: World, *, seed: int = 0) -> Outcome:
     reports: tuple[RankReport, ...] = ()
     ledger: tuple[Call, ...] = ()
     try:
-        run = _serve(world, case)
+        run = serve_quietly(world, case)
         reports, ledger = run.results, run.ledgers[0]
         findings += judge(case, reports, ledger)
     except WorldUnavailable:
         raise
     except RunFailed as failure:
-        findings.append(_finding_of(failure))
+        findings.append(finding_of(failure))
     return Outcome(
         scenario=scenario,
         world=str(world),
@@ -152,16 +154,33 @@ def run_scenario(scenario: Scenario, world: World, *, seed: int = 0) -> Outcome:
     )
 
 
-def _serve(world: World, case: Case) -> Run[RankReport]:
+def serve_quietly(world: World, case: Case, watch: Watch | None = None) -> Run[RankReport]:
+    """Serve a case without a warning for each fallback. Raises what :meth:`World.execute` raises."""
+    # Here for ranks that are threads, and in the program for ranks that are processes.
+    with _fallbacks_unwarned():
+        return world.execute(_serve_quietly, case, watch=watch)
+
+
+def _serve_quietly(group: dist.ProcessGroup, case: Case) -> RankReport:
+    with _fallbacks_unwarned():
+        return serve(group, case)
+
+
+@contextmanager
+def _fallbacks_unwarned() -> Iterator[None]:
+    """The outcome counts fallbacks; a scenario that forbids one says ``write: direct``."""
     with warnings.catch_warnings():
-        # The outcome counts fallbacks; a scenario that forbids one says `write: direct`.
         warnings.simplefilter("ignore", FallbackWarning)
-        return world.execute(serve, case)
+        yield
 
 
-def _finding_of(failure: RunFailed) -> Finding:
+def finding_of(failure: RunFailed) -> Finding:
+    """A run that ended without results, as a finding."""
     law = "V6" if isinstance(failure, (Deadlock, Diverged)) else "crash"
-    return Finding(law, failure.what, failure.expected, str(failure), failure.where)
+    # What a failure says beyond its first line: where each rank was, and the traceback.
+    details = str(failure).removeprefix(CpkvError.__str__(failure))
+    advice = f"\n{failure.fix}" if failure.fix else ""
+    return Finding(law, failure.what, failure.expected, f"{failure.received}{advice}{details}", failure.where)
 
 
 def judge(case: Case, reports: Sequence[RankReport], ledger: Sequence[Call]) -> Iterator[Finding]:

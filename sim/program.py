@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from refmodel.attention.mla import dense_mla
 from refmodel.collectives import all_gather_rows, rank_and_size
-from refmodel.errors import Finding, InvalidInput, Where
+from refmodel.errors import Finding, InvalidInput
 from refmodel.layout.ownership import current_slots, to_physical
 from refmodel.layout.plan import PADDING, Plan
 from refmodel.storage.baseline import Replica, empty_replica
@@ -19,7 +19,7 @@ from refmodel.storage.shard import Shard, empty_shard
 from refmodel.storage.view import ViewLayout, materialize, view_layout
 from refmodel.storage.write import Verdict, warn_of_fallback, write_current, write_verdict
 from sim.case import ATTENTION, Case, Forward
-from sim.checks import check_shard, check_view, differing_rows
+from sim.checks import check_bytes, check_shard, check_view
 
 MOST_FINDINGS = 5  # a rank stops looking after so many; one is enough to fail
 SM_SCALE = ATTENTION.width**-0.5
@@ -122,9 +122,11 @@ class Server:
         view = materialize(shard, prepared.layout, group=self.group, site=f"{site}.view")
         self.digest.update(view.numpy().tobytes())
         self.rows_checked += len(view)
-        self._find(*check_view(view, self.case, forward, layer, cache, self.rank))
+        wrong = list(check_view(view, self.case, forward, layer, cache, self.rank))
         if self.replicas:
-            self._compare_with_baseline(prepared, layer, cache, view)
+            whole = self._baseline_view(prepared, layer, cache)
+            wrong = wrong or list(check_bytes(view, whole, forward, layer, cache, self.rank))
+        self._find(*wrong)
         return view
 
     def _local_tags(self, prepared: Prepared, layer: int, cache: Cache) -> torch.Tensor:
@@ -142,24 +144,13 @@ class Server:
         )
         return torch.where(real, tags, PADDING_TAG)
 
-    def _compare_with_baseline(
-        self, prepared: Prepared, layer: int, cache: Cache, view: torch.Tensor
-    ) -> None:
+    def _baseline_view(self, prepared: Prepared, layer: int, cache: Cache) -> torch.Tensor:
+        """Write the new rows of all requests into the replicated baseline and read the batch back."""
         replica, forward = self.replicas[layer, cache], prepared.forward
         for turn in forward.turns:
             new = turn.tags(layer, cache)[turn.extent.prefix :]
             replica.write(turn.table.pages, turn.extent.prefix, self.case.format.encode(new))
-        whole = replica.view([(turn.table.pages, turn.extent.end) for turn in forward.turns])
-        if len(whole) != len(view) or len(differing_rows(view, whole)):
-            self._find(
-                Finding(
-                    "V1",
-                    "view against the replicated baseline",
-                    "equal bytes",
-                    "other bytes",
-                    Where(step=forward.step, rank=self.rank, layer=layer, cache=cache.name.lower()),
-                )
-            )
+        return replica.view([(turn.table.pages, turn.extent.end) for turn in forward.turns])
 
     def _attend(self, prepared: Prepared, layer: int, kv: torch.Tensor) -> None:
         """Dense causal attention of this rank's rows, prev and next apart, gathered back to batch order."""

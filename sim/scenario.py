@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import yaml
@@ -21,17 +21,21 @@ from refmodel.storage.write import WritePath
 
 AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
 AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 23)]  # what fits in an identity
+Cached = Annotated[int, msgspec.Meta(ge=0, le=1 << 23)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Check = Literal["identity", "bytes", "isolation", "attention"]
 Placement = Literal["compute_owner", "scrambled"]
+Format = Literal["tag", "f32", "f64"]
+Kind = Literal["lockstep", "gloo"]
 
 
 class Extend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request in a step."""
 
     request: Text
-    tokens: AtLeast1
-    prefix: AtLeast0 | None = None  # default: what the request's earlier steps left
+    tokens: Tokens
+    prefix: Cached | None = None  # default: what the request's earlier steps left
     rotation: AtLeast0 = 0
 
 
@@ -74,21 +78,20 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: Text
     laws: Annotated[list[str], msgspec.Meta(min_length=1)]
     world_size: AtLeast1
-    page_size: AtLeast1
+    page_size: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
     steps: Annotated[list[Step], msgspec.Meta(min_length=1)]
     split: Split = Split.PAGE_ALIGNED
     incident: str | None = None  # the fault it exposes, e.g. "split-03"
     source: str | None = None  # where that fault was reported
-    format: Literal["tag", "f32", "f64"] = "tag"
+    format: Format = "tag"
     layers: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
     placement: Placement = "compute_owner"
     seed: AtLeast0 = 0  # of the scramble of page ids, and of the lanes of pages already in cache
     remap: tuple[Remap, ...] = ()
     checks: tuple[Check, ...] = ("identity", "bytes", "isolation")
-    worlds: tuple[Literal["lockstep", "gloo"], ...] = (
-        "lockstep",
-    )  # where the gate runs it unless told otherwise
-    file: str = ""  # set by the loader; what a replay line names
+    worlds: tuple[Kind, ...] = ("lockstep",)  # where the gate runs it unless told otherwise
+    # Where it was read: set by the loader, under a name that no YAML key can have by accident.
+    file: str = msgspec.field(default="", name="<file>")
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -98,9 +101,9 @@ class _UniqueKeys(yaml.SafeLoader):
         mapping = super().construct_mapping(node, deep)
         if len(mapping) != len(node.value):
             keys = [self.construct_object(key) for key, _ in node.value]
-            twice = next(key for key in keys if keys.count(key) > 1)
+            i = next(i for i, key in enumerate(keys) if key in keys[:i])
             raise yaml.constructor.ConstructorError(
-                None, None, f"key {twice!r} appears twice", node.start_mark
+                None, None, f"key {keys[i]!r} twice", node.value[i][0].start_mark
             )
         return mapping
 
@@ -124,7 +127,9 @@ def parse_scenario(text: str, file: str) -> Scenario:
         mark = getattr(error, "problem_mark", None)
         where = Where(file=file, line=mark.line + 1 if mark else None)
         problem = getattr(error, "problem", None) or str(error)
-        raise InvalidInput("scenario", expected="YAML", received=problem, where=where) from error
+        raise InvalidInput(
+            "scenario", expected="valid YAML, each key once", received=f"an error: {problem}", where=where
+        ) from error
     try:
         scenario = msgspec.convert(raw, Scenario)
     except msgspec.ValidationError as error:
@@ -133,16 +138,31 @@ def parse_scenario(text: str, file: str) -> Scenario:
     return msgspec.structs.replace(scenario, file=file)
 
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "split": tuple(split.value for split in Split),
+    "write": tuple(path.value for path in WritePath),
+    "format": get_args(Format),
+    "placement": get_args(Placement),
+    "checks": get_args(Check),
+    "worlds": get_args(Kind),
+}
+
+
 def _typed_error(message: str, raw: object, file: str) -> InvalidInput:
     """msgspec says "Expected `int` >= 1 - at `$.steps[0].padding`"; add what was there instead."""
     problem, _, place = message.partition(" - at ")
-    path = place.strip("`").removeprefix("$").removeprefix(".")
+    path = place.strip("`").removeprefix("key` in `").removeprefix("$").removeprefix(".")
     unknown = re.match(r"Object contains unknown field `(.*)`", problem)
     missing = re.match(r"Object missing required field `(.*)`", problem)
     if unknown:
         expected, received = "only known keys", f"unknown key {unknown[1]!r}"
     elif missing:
         expected, received = f"key {missing[1]!r}", "nothing"
+    elif place.startswith("`key`"):
+        expected, received = "keys that are text", repr(_value_at(raw, path))
+    elif problem.startswith("Invalid enum value"):
+        expected = f"one of {', '.join(_CHOICES[re.findall(r'[a-z_]+', path)[-1]])}"
+        received = repr(_value_at(raw, path))
     else:
         expected = problem.partition(", got")[0].removeprefix("Expected ").replace("`", "")
         received = repr(_value_at(raw, path))
@@ -165,31 +185,43 @@ def _value_at(raw: Any, path: str) -> object:
 
 
 def _check_meaning(scenario: Scenario, file: str) -> None:
-    """What types cannot say: laws exist, rotations fit, attention has the arithmetic it needs."""
+    for path, expected, received in _contradictions(scenario):
+        raise InvalidInput(
+            "scenario", expected=expected, received=received, where=Where(file=file, path=path)
+        )
+
+
+def _contradictions(scenario: Scenario) -> Iterator[tuple[str, str, object]]:
+    """(path, expected, received) of what types cannot say."""
     for i, law_id in enumerate(scenario.laws):
         try:
             law(law_id)
         except CpkvError as error:
-            raise InvalidInput(
-                "scenario",
-                expected=error.expected,
-                received=law_id,
-                where=Where(file=file, path=f"laws[{i}]"),
-            ) from error
+            yield f"laws[{i}]", error.expected, law_id
     if "attention" in scenario.checks and scenario.format != "f64":
-        raise InvalidInput(
-            "scenario",
-            expected="format f64 for the attention check, which compares at 1e-10",
-            received=f"format {scenario.format}",
-            where=Where(file=file, path="format"),
-        )
-    if scenario.split is not Split.PAGE_ALIGNED and scenario.steps[0].expect.units:
-        raise InvalidInput(
-            "scenario",
-            expected="units only with a page-aligned split",
-            received=scenario.split.value,
-            where=Where(file=file, path="split"),
-        )
+        expected = "f64 for the attention check, which compares at 1e-10"
+        yield "format", expected, scenario.format
+    for i, step in enumerate(scenario.steps):
+        for path, expected, received in _step_contradictions(scenario, step):
+            yield f"steps[{i}].{path}", expected, received
+
+
+def _step_contradictions(scenario: Scenario, step: Step) -> Iterator[tuple[str, str, object]]:
+    """Rotations fit the world, and a worked number exists under the split and batch it is stated for."""
+    zigzag = scenario.split is not Split.ROUND_ROBIN
+    for i, extend in enumerate(step.extend):
+        stop = scenario.world_size if zigzag else 1
+        if extend.rotation >= stop:
+            expected = f"0 … {stop - 1}" if zigzag else "0 with split round_robin"
+            yield f"extend[{i}].rotation", expected, extend.rotation
+    of_segments = ("segments", "bounds", "prev_rows", "kv_stop", "rank_rows")
+    for name in () if zigzag else of_segments:
+        if getattr(step.expect, name) is not None:
+            yield f"expect.{name}", "none: split round_robin has no segments", getattr(step.expect, name)
+    if step.expect.units is not None and scenario.split is not Split.PAGE_ALIGNED:
+        yield "expect.units", "none unless the split is page_aligned", step.expect.units
+    if step.expect.kv_stop is not None and len(step.extend) > 1:
+        yield "expect.kv_stop", "none in a batch of several requests", step.expect.kv_stop
 
 
 def catalogue() -> Iterator[Scenario]:

@@ -8,18 +8,20 @@ kvcache-ai/Mooncake.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from refmodel.errors import InvalidInput, Where
 from refmodel.layout.geometry import Extent, Grid, ceil_div, num_pages
-from refmodel.layout.ownership import PageTable, owner
+from refmodel.layout.ownership import PageTable
 from refmodel.layout.placement import new_page_lanes
+from refmodel.layout.plan import plan_batch
 from refmodel.layout.split import Split
 from refmodel.storage.formats import row_format
 from refmodel.storage.identity import Cache
@@ -132,8 +134,33 @@ class TraceCase:
         return max(self.lane_pages) * len(self.lane_pages) / sum(self.lane_pages)
 
 
+class _Seen:
+    """Who first wrote each chain of leading blocks. An id counts only behind the ids it was seen behind."""
+
+    def __init__(self) -> None:
+        self._chain_after: dict[tuple[int, int], int] = {}  # (chain, next block) → longer chain
+        self._writers: list[int] = []  # of each chain; the empty one is -1
+
+    def longest(self, blocks: Sequence[int]) -> tuple[int, int | None]:
+        """(leading blocks seen before, who wrote them)."""
+        chain, seen = -1, 0
+        for block in blocks:
+            if (chain, block) not in self._chain_after:
+                break
+            chain, seen = self._chain_after[chain, block], seen + 1
+        return seen, self._writers[chain] if seen else None
+
+    def add(self, blocks: Sequence[int], writer: int) -> None:
+        chain = -1
+        for block in blocks:
+            longer = self._chain_after.setdefault((chain, block), len(self._writers))
+            if longer == len(self._writers):
+                self._writers.append(writer)
+            chain = longer
+
+
 class _TraceBuilder:
-    """An unbounded cache: each request reuses the longest prefix that an earlier one wrote, in whole pages."""
+    """An unbounded cache: a request reuses the longest prefix that an earlier one wrote, in whole pages."""
 
     def __init__(self, requests: Sequence[Request], grid: Grid, rotation: Rotation, seed: int) -> None:
         self.grid, self.rotation = grid, rotation
@@ -142,7 +169,7 @@ class _TraceBuilder:
         self.local_pages = 1 + sum(ceil_div(unit, grid.world_size) for unit in units)
         self.pool = PagePool(grid, self.local_pages, seed)
         self.turns: list[Turn] = []
-        self.writer_of_block: dict[int, tuple[int, int]] = {}  # hash id → (turn, block position)
+        self.seen = _Seen()
         self.lane_pages = np.zeros(grid.world_size, dtype=np.int64)
         self.hit_tokens = 0
 
@@ -152,42 +179,43 @@ class _TraceBuilder:
         self.hit_tokens += prefix
         turn = self._turn(number, request, prefix, source)
         self.turns.append(turn)
-        for position, block in enumerate(request.hash_ids):
-            self.writer_of_block.setdefault(block, (number, position))
+        self.seen.add(request.hash_ids, number)
         return Forward(step=1, turns=(turn,))
 
     def _match(self, request: Request) -> tuple[int, Turn | None]:
         """Tokens found in cache, and who has them. At most all but one token, in whole pages (L4)."""
-        hit, source = 0, None
-        for position, block in enumerate(request.hash_ids):
-            writer, at = self.writer_of_block.get(block, (None, -1))
-            if writer is None or at != position:
-                break
-            source = self.turns[writer]
-            hit = min((position + 1) * BLOCK, source.extent.end, request.input_length - 1)
-        P = self.grid.page_size
-        return hit // P * P, source
+        blocks, writer = self.seen.longest(request.hash_ids)
+        if writer is None:
+            return 0, None
+        source = self.turns[writer]
+        hit = min(blocks * BLOCK, source.extent.end, request.input_length - 1)
+        return hit // self.grid.page_size * self.grid.page_size, source
 
     def _turn(self, number: int, request: Request, prefix: int, source: Turn | None) -> Turn:
-        extent = Extent(prefix, request.input_length - prefix)
-        rotation = int(self.lane_pages.argmin()) if self.rotation == "least-full" else 0
-        pages, origins = torch.empty(0, dtype=torch.int64), []
+        extent, name = Extent(prefix, request.input_length - prefix), f"line {number + 1}"
+        rotation = self._evening_rotation(extent) if self.rotation == "least-full" else 0
+        lanes = self._new_page_lanes(extent, rotation)
+        self.lane_pages += np.bincount(lanes, minlength=self.grid.world_size)
+        pages, origins = self.pool.take(lanes), [Origin(prefix, extent.end, number, write=1)]
         if source is not None:
-            pages = source.table.pages[: prefix // self.grid.page_size]
-            origins = [
-                Origin(o.start, min(o.stop, prefix), o.request, o.write)
-                for o in source.origins
-                if o.start < prefix
-            ]
-        name = f"line {number + 1}"
-        bare = Turn(name, number, extent, rotation, PageTable(pages, self.grid, name), ())
-        plan = Forward(step=1, turns=(bare,)).plan(self.grid, Split.PAGE_ALIGNED)
-        fresh = self.pool.take(new_page_lanes(plan, 0).tolist())
-        self.lane_pages += np.bincount(
-            owner(fresh, self.grid.world_size).numpy(), minlength=self.grid.world_size
-        )
-        table = PageTable(torch.cat([pages, fresh]), self.grid, name)
-        return Turn(name, number, extent, rotation, table, (*origins, Origin(prefix, extent.end, number, 1)))
+            pages = torch.cat([source.table.pages[: prefix // self.grid.page_size], pages])
+            reused = (origin for origin in source.origins if origin.start < prefix)
+            origins = [*(replace(o, stop=min(o.stop, prefix)) for o in reused), *origins]
+        return Turn(name, number, extent, rotation, PageTable(pages, self.grid, name), tuple(origins))
+
+    def _evening_rotation(self, extent: Extent) -> int:
+        """The rotation that leaves the lanes most alike. Taking the emptiest lane first often does not:
+        with three pages on two ranks it is the second rank that gets two."""
+        new = np.bincount(self._new_page_lanes(extent), minlength=self.grid.world_size)
+        spread = [
+            np.square(self.lane_pages + np.roll(new, rotation)).sum()
+            for rotation in range(self.grid.world_size)
+        ]
+        return int(np.argmin(spread))
+
+    def _new_page_lanes(self, extent: Extent, rotation: int = 0) -> npt.NDArray[np.int64]:
+        plan = plan_batch([extent], self.grid, Split.PAGE_ALIGNED, rotations=[rotation])
+        return new_page_lanes(plan, 0).numpy()
 
 
 def trace_case(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import settings
@@ -116,16 +117,14 @@ def _examples(proof: Proof) -> Iterator[Callable[[], Any]]:
         return
     for mark in getattr(proof.test, "pytestmark", ()):
         if mark.name == "parametrize" and mark.args[0] == "grid":
-            for grid in mark.args[1]:
-                yield lambda grid=grid: proof.test(grid)
+            yield from (partial(proof.test, grid) for grid in mark.args[1])
 
 
 def _random_examples(proof: Proof) -> Iterator[Callable[[], Any]]:
     source = random.Random(proof.name)
     run_one = proof.test.hypothesis.fuzz_one_input
     for _ in range(WORLD_EXAMPLES if _runs_ranks(proof) else EXAMPLES):
-        choices = source.randbytes(CHOICES)
-        yield lambda choices=choices: run_one(choices)
+        yield partial(run_one, source.randbytes(CHOICES))
 
 
 def _try_scenario(scenario: Scenario) -> Kill | None:
@@ -140,6 +139,4 @@ def _try_scenario(scenario: Scenario) -> Kill | None:
 
 
 def _first_line(error: BaseException) -> str:
-    if isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
     return f"{type(error).__name__}: {error}".partition("\n")[0][:200]

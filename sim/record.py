@@ -1,0 +1,155 @@
+"""What a gate run found, as plain values: the JSON report, and what the table and JUnit are made from.
+
+The keys of the JSON report are the field names below. They stay; a change of meaning raises ``schema``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import PurePath
+
+import msgspec
+
+from refmodel.errors import Finding
+from refmodel.laws import LAWS
+from sim.gate import Outcome
+from sim.marks import MARKS
+from sim.scenario import theme_of
+
+SCHEMA = 1
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """One place where a law broke."""
+
+    law: str  # "V1"; "crash" when a rank did not return
+    statement: str  # of that law
+    what: str
+    expected: str
+    received: str
+    where: dict[str, str | int]  # what is known of: step, rank, request, layer, cache, page, slot, …
+
+    @property
+    def place(self) -> str:
+        """``where`` on one line."""
+        return ", ".join(f"{name} {value}" for name, value in self.where.items())
+
+
+class TraceNumbers(msgspec.Struct, frozen=True):
+    """What a trace was, and what it cost."""
+
+    source: str  # a file, or "embedded"
+    world_size: int
+    page_size: int
+    rotation: str
+    requests: int
+    tokens: int
+    pages: int  # held at the end, by all lanes
+    hit_share: float  # of the tokens: found in cache
+    imbalance: float  # pages of the fullest lane over the mean; 1.0 is even
+    bytes_moved: int  # by all ranks and collectives, padding included
+    bytes_fullest_rank: int  # KV that the fullest lane holds
+    bytes_replicated: int  # KV that every rank would hold without sharing
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One scenario, or one trace, on one world."""
+
+    theme: str  # folder of the scenario; "trace"
+    name: str
+    file: str
+    title: str
+    laws: list[str]  # that the scenario says it is about
+    world: str  # "lockstep:4"
+    seed: int
+    seconds: float
+    rows_checked: int
+    collectives: int  # a rank issued
+    fallbacks: int  # forwards that took the gathered write
+    digest: str  # the same on every world and every run
+    replay: str  # the command that runs this again
+    findings: list[Broken]
+    held: bool
+    trace: TraceNumbers | None = None
+
+
+class Reachability(msgspec.Struct, frozen=True):
+    """Places that hurt: which of them the run went to."""
+
+    reached: list[str]
+    missing: list[str] | None  # null: not judged, since not the whole catalogue ran
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A whole gate run."""
+
+    schema: int
+    version: str  # of cpkv
+    held: bool
+    seed: int
+    seconds: float
+    runs: list[Entry]
+    marks: Reachability
+
+    @property
+    def broken(self) -> list[Entry]:
+        return [entry for entry in self.runs if not entry.held]
+
+
+def broken(finding: Finding) -> Broken:
+    """A finding with the statement of its law beside it."""
+    known = LAWS.get(finding.law)
+    return Broken(
+        law=finding.law,
+        statement=known.statement if known else "Every rank returns.",
+        what=finding.what,
+        expected=finding.expected,
+        received=finding.received,
+        where={name: value for name, value in asdict(finding.where).items() if value is not None},
+    )
+
+
+def entry_of(outcome: Outcome) -> Entry:
+    """The record of a scenario's outcome."""
+    scenario = outcome.scenario
+    return Entry(
+        theme=theme_of(scenario),
+        name=PurePath(scenario.file).stem,
+        file=scenario.file,
+        title=scenario.title,
+        laws=scenario.laws,
+        world=outcome.world,
+        seed=outcome.seed,
+        seconds=round(outcome.seconds, 6),
+        rows_checked=outcome.rows_checked,
+        collectives=outcome.calls,
+        fallbacks=outcome.fallbacks,
+        digest=outcome.digest,
+        replay=outcome.replay,
+        findings=[broken(finding) for finding in outcome.findings],
+        held=outcome.held,
+    )
+
+
+def report_of(
+    runs: list[Entry], marks: Iterable[str], *, whole_catalogue: bool, seed: int, seconds: float
+) -> Report:
+    """The record of a whole run. A mark that the whole catalogue never reached breaks the gate."""
+    reached = set(marks)
+    missing = [mark for mark in MARKS if mark not in reached] if whole_catalogue else None
+    return Report(
+        schema=SCHEMA,
+        version=version("cpkv-testbed"),
+        held=not missing and all(entry.held for entry in runs),
+        seed=seed,
+        seconds=round(seconds, 6),
+        runs=runs,
+        marks=Reachability([mark for mark in MARKS if mark in reached], missing),
+    )
+
+
+def as_json(value: object) -> bytes:
+    """Indented JSON, with a line end."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

@@ -1,0 +1,191 @@
+"""The baton: rank threads of one process, exactly one running at a time, in an order drawn from a seed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import threading
+from _thread import LockType, allocate_lock
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+# How long an interrupted rank may take to come to its next call before it is interrupted as well.
+_GRACE_SECONDS = 1.0
+
+
+class Unwound(BaseException):  # not an Exception: a program's own handlers must not catch it
+    """Ends a rank at its waiting point, because the run has failed elsewhere."""
+
+
+class Baton:
+    """Passes the right to run among ``size`` threads.
+
+    A rank that waits is asleep on a lock of its own; handing over is one release and one acquire. The next
+    rank is drawn from those that can go on, with ``random.Random(seed)`` and nothing else, so one seed is
+    one schedule. ``on_turn(rank)`` runs in the rank's thread each time it gets the turn.
+    ``on_stuck()`` gives the failure to report when no rank can go on.
+
+    Once ``failure`` is set, every rank gets its turn once more and :class:`Unwound` is raised there: also
+    the ``finally`` blocks of a failed run execute one rank at a time.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        seed: int,
+        on_turn: Callable[[int], None],
+        on_stuck: Callable[[], BaseException],
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._turns: list[LockType] = [_held_lock() for _ in range(size)]
+        self._ready = list(range(size))
+        self._waiting: dict[int, None] = {}  # as an ordered set: the order must not depend on hashes
+        self._running = 0
+        self._alive = size
+        self._done = _held_lock()
+        self._cpu: int | None = None
+        self._random = random.Random(seed).random
+        self._on_turn = on_turn
+        self._on_stuck = on_stuck
+
+    def run(self, bodies: Sequence[Callable[[], None]]) -> None:
+        """Run ``bodies``, one a rank, to their end, each in a thread of its own.
+
+        Leaves no thread behind, also when this thread is interrupted: then the ranks are unwound first.
+        A body must not raise; it reports a failure by setting ``failure``.
+        """
+        # daemon: should a second interrupt break the unwinding, the interpreter can still exit.
+        threads = [
+            threading.Thread(target=self._live, args=(rank, body), name=f"rank {rank}", daemon=True)
+            for rank, body in enumerate(bodies)
+        ]
+        self._cpu = _this_cpu()
+        started = False
+        try:
+            for thread in threads:
+                thread.start()
+            started = True
+            self._pass_on()
+            self._done.acquire()
+        except BaseException as interruption:
+            self.failure = self.failure or interruption
+            if not started:
+                self._forget([rank for rank, thread in enumerate(threads) if thread.ident is None])
+            self._unwind(threads)
+            raise
+        finally:
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+
+    def wait(self, rank: int) -> None:
+        """Sleep until another rank wakes this one and it is drawn."""
+        self._waiting[rank] = None
+        self._hand_over(rank)
+
+    def wake(self, ranks: Iterable[int]) -> None:
+        """Those of ``ranks`` that wait can go on."""
+        for rank in ranks:
+            if rank in self._waiting:
+                del self._waiting[rank]
+                self._ready.append(rank)
+
+    def pause(self, rank: int) -> None:
+        """Offer the turn to any rank that can go on, this one included."""
+        self._ready.append(rank)
+        self._hand_over(rank)
+
+    def fail(self, failure: BaseException) -> Unwound:
+        """End the run for this reason, unless it already ends for another: ``raise baton.fail(...)``."""
+        self.failure = self.failure or failure
+        return Unwound()
+
+    def _live(self, rank: int, body: Callable[[], None]) -> None:
+        _stay_on(self._cpu)
+        self._turns[rank].acquire()
+        self._running = rank
+        try:
+            if self.failure is None:
+                self._on_turn(rank)
+                body()
+        finally:
+            self._alive -= 1
+            if self._alive:
+                self._pass_on()
+            else:
+                self._done.release()
+
+    def _hand_over(self, rank: int) -> None:
+        chosen = self._next()
+        if chosen != rank:
+            self._turns[chosen].release()
+            self._turns[rank].acquire()
+            self._running = rank
+            self._on_turn(rank)
+        if self.failure is not None:
+            raise Unwound
+
+    def _pass_on(self) -> None:
+        self._turns[self._next()].release()
+
+    def _next(self) -> int:
+        if self.failure is not None or not self._ready:
+            if self.failure is None:
+                self.failure = self._on_stuck()
+            # All may go on now: into Unwound.
+            self.wake(list(self._waiting))
+        ready = self._ready
+        drawn = int(self._random() * len(ready))
+        ready[drawn], ready[-1] = ready[-1], ready[drawn]
+        return ready.pop()
+
+    def _forget(self, ranks: Iterable[int]) -> None:
+        """These ranks never started."""
+        for rank in ranks:
+            self._ready.remove(rank)
+            self._alive -= 1
+        if self._alive:
+            self._pass_on()
+        else:
+            self._done.release()
+
+    def _unwind(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for the ranks to end; interrupt one that computes on without coming to a call."""
+        while not self._done.acquire(timeout=_GRACE_SECONDS):
+            identity = threads[self._running].ident
+            if identity is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(identity), ctypes.py_object(Unwound)
+                )
+
+
+def _this_cpu() -> int | None:
+    """The processor that this thread is on; None where there is no saying, or no staying."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    try:
+        return int(ctypes.CDLL(None).sched_getcpu())
+    except (OSError, AttributeError):
+        return None
+
+
+def _stay_on(cpu: int | None) -> None:
+    """Keep this thread on one processor.
+
+    As only one of the threads runs at a time, they lose nothing by sharing it, and a handover between
+    two processors with cold caches takes more than twice as long.
+    """
+    if cpu is not None and cpu >= 0:
+        with suppress(OSError):
+            os.sched_setaffinity(0, {cpu})
+
+
+def _held_lock() -> LockType:
+    lock = allocate_lock()
+    lock.acquire()
+    return lock

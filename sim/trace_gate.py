@@ -1,0 +1,160 @@
+"""A trace on a world, with a verdict and what it cost."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from refmodel.collectives import Call
+from refmodel.errors import Finding, InvalidInput
+from sim.failures import RunFailed, WorldUnavailable
+from sim.gate import finding_of, judge, serve_quietly
+from sim.program import RankReport
+from sim.record import Entry, TraceNumbers, broken
+from sim.trace import Request, Rotation, TraceCase, generate_trace, read_trace, trace_case
+from sim.world import World
+
+EMBEDDED = "embedded"
+EMBEDDED_REQUESTS = 60
+DEFAULT_RANKS = 8
+DEFAULT_PAGE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRun:
+    """A trace to run, and how."""
+
+    source: str  # a file, or "embedded": a generated one, always the same
+    requests: Sequence[Request]  # the first of them, or all
+    world: str  # "lockstep:8"
+    page_size: int
+    rotation: Rotation
+    seed: int = 0  # of the schedule, and of the order in which lanes hand out pages
+
+    @property
+    def world_size(self) -> int:
+        return int(self.world.partition(":")[2])
+
+    @property
+    def replay(self) -> str:
+        """The one line that runs this again."""
+        return (
+            f"cpkv gate --trace {shlex.quote(self.source)} --requests {len(self.requests)} "
+            f"--world {self.world} --page {self.page_size} --rotation {self.rotation} --seed {self.seed}"
+        )
+
+
+def read_source(source: str, limit: int | None) -> list[Request]:
+    """The first ``limit`` requests of a source. :class:`InvalidInput` names the file and the bad line."""
+    if source == EMBEDDED:
+        return generate_trace(EMBEDDED_REQUESTS if limit is None else limit)
+    return read_trace(Path(source), limit)
+
+
+def run_trace(run: TraceRun, world: World, tick: Callable[[], None] = lambda: None) -> Entry:
+    """Plan a trace, serve it, judge it. ``tick`` is called when rank 0 begins the view of a request."""
+    start = time.perf_counter()
+    trace = trace_case(
+        run.requests,
+        world_size=run.world_size,
+        page_size=run.page_size,
+        rotation=run.rotation,
+        seed=run.seed,
+    )
+
+    def watch(rank: int, call: Call) -> None:
+        if rank == 0 and call.site == "kv.view":
+            tick()
+
+    findings: list[Finding] = []
+    reports: tuple[RankReport, ...] = ()
+    ledgers: tuple[tuple[Call, ...], ...] = ((),)
+    try:
+        served = serve_quietly(world, trace.case, watch)
+        reports, ledgers = served.results, served.ledgers
+        findings += judge(trace.case, reports, ledgers[0])
+    except WorldUnavailable:
+        raise
+    except RunFailed as failure:
+        findings.append(finding_of(failure))
+    return Entry(
+        theme="trace",
+        name=PurePath(run.source).stem,
+        file=run.source,
+        title=f"{trace.requests} requests at full length",
+        laws=["V1", "V6", "V8", "O3"],
+        world=run.world,
+        seed=run.seed,
+        seconds=round(time.perf_counter() - start, 6),
+        rows_checked=sum(report.rows_checked for report in reports),
+        collectives=len(ledgers[0]),
+        fallbacks=reports[0].fallbacks if reports else 0,
+        digest=reports[0].digest if reports else "",
+        replay=run.replay,
+        findings=[broken(finding) for finding in findings],
+        held=not findings,
+        trace=_numbers(run, trace, ledgers),
+    )
+
+
+def _numbers(run: TraceRun, trace: TraceCase, ledgers: Sequence[Sequence[Call]]) -> TraceNumbers:
+    page_bytes = run.page_size * trace.case.format.bytes_per_token * len(trace.case.caches)
+    return TraceNumbers(
+        source=run.source,
+        world_size=run.world_size,
+        page_size=run.page_size,
+        rotation=run.rotation,
+        requests=trace.requests,
+        tokens=trace.tokens,
+        pages=sum(trace.lane_pages),
+        hit_share=trace.hit_share,
+        imbalance=trace.imbalance,
+        bytes_moved=bytes_moved(ledgers),
+        bytes_fullest_rank=max(trace.lane_pages) * page_bytes,
+        bytes_replicated=sum(trace.lane_pages) * page_bytes,
+    )
+
+
+def bytes_moved(ledgers: Sequence[Sequence[Call]]) -> int:
+    """What the ranks sent to each other: each contribution goes to every other rank of its group."""
+    return sum(call.num_bytes * (call.group_size - 1) for ledger in ledgers for call in ledger)
+
+
+def choose_traces(
+    source: str,
+    *,
+    limit: int | None,
+    worlds: Sequence[str],
+    ranks: int | None,
+    page_size: int | None,
+    rotation: Rotation | None,
+    seed: int,
+) -> list[TraceRun]:
+    """One run a world named; by default lockstep. ``ranks`` is the size where a world has none."""
+    requests = read_source(source, limit)
+    return [
+        TraceRun(
+            source=source,
+            requests=requests,
+            world=_sized(world, ranks),
+            page_size=DEFAULT_PAGE if page_size is None else page_size,
+            rotation=rotation or "none",
+            seed=seed,
+        )
+        for world in worlds or ["lockstep"]
+    ]
+
+
+def _sized(world: str, ranks: int | None) -> str:
+    kind, _, size = world.partition(":")
+    if size and ranks is not None and size != str(ranks):
+        raise InvalidInput(
+            "--cp",
+            expected=f"{size}, as in --world {world}",
+            received=ranks,
+            fix="Leave one of the two out.",
+        )
+    return f"{kind}:{size or ranks or DEFAULT_RANKS}"
