@@ -6,11 +6,15 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from properties import reached
 from sim.marks import MARKS
 from sim.world import World
+
+# Tests run on all cores already (xdist); threads of torch on top only get in each other's way.
+torch.set_num_threads(1)
 
 # Hypothesis would load its own profile where CI is set: the same 100 examples for ever, nothing saved.
 settings.register_profile("dev", deadline=None, max_examples=60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,10 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from properties.mutants import MUTANTS
+from properties.mutants import MUTANTS, named_mutant
+from properties.mutants.matrix import kill_matrix
+from properties.mutants.table import print_matrix, print_rows
 from properties.proofs import all_proofs
 from refmodel.laws import LAWS, Law, law
-from sim.console import open_console
+from sim.console import open_console, ticking
 from sim.record import as_json
 
 # -- cpkv laws ---------------------------------------------------------------------------------------------
@@ -91,3 +95,37 @@ def _print_law(record: LawRecord, console: Console) -> None:
 
 
 # -- cpkv mutants ------------------------------------------------------------------------------------------
+
+
+def mutants(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]…", help="Only these mutants, in detail.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Mutants tried at a time.")] = os.cpu_count() or 1,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Try every wrong version of the reference: what catches it? One that survives fails.
+
+    **Examples**
+
+    - `cpkv mutants`: the kill matrix
+    - `cpkv mutants own-05 view-07`: what is wrong with these, and how the gate reports it
+    - `cpkv mutants --json`
+    """
+    console = open_console()
+    chosen = [named_mutant(name) for name in ids] if ids else MUTANTS
+    start = time.perf_counter()
+    with ticking(console, len(chosen)) as tick:
+        rows = []
+        for row in kill_matrix(chosen, jobs=jobs):
+            tick(row.mutant)
+            rows.append(row)
+    order = [mutant.id for mutant in chosen]
+    rows.sort(key=lambda row: order.index(row.mutant))
+    if json:
+        typer.echo(as_json(rows), nl=False)
+    elif ids:
+        print_rows(rows, console)
+    else:
+        print_matrix(rows, console, time.perf_counter() - start)
+    raise typer.Exit(0 if all(row.killed for row in rows) else 1)

@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
-from properties.mutants import MUTANTS, Mutant
+from properties.mutants import MUTANTS
 from properties.mutants.matrix import try_mutant
+from properties.mutants.mutant import Mutant
 from properties.proofs import all_proofs
 from refmodel.laws import LAWS
 from refmodel.layout import plan, split
@@ -62,5 +63,5 @@ def test_a_mutant_of_a_cached_property_is_undone_too() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
 def test_every_mutant_is_killed(mutant: Mutant) -> None:
     row = try_mutant(mutant.id)
-    assert row.property, f"no property of {', '.join(row.laws)} caught: {row.fault}"
-    assert row.scenario or not row.has_scenario, f"its scenario does not expose: {row.fault}"
+    assert row.caught, f"no property of {', '.join(row.laws)} caught: {row.fault}"
+    assert row.exposed or not row.has_scenario, f"its scenario does not expose: {row.fault}"

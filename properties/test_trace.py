@@ -42,7 +42,7 @@ def _run(
     seed: int = 0,
 ) -> Entry:
     run = TraceRun("hand-made", requests, f"lockstep:{world_size}", page_size, rotation, seed)
-    with World.parse(run.world, seed=seed) as world:
+    with run.open_world() as world:
         return run_trace(run, world)
 
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
+from refmodel.errors import Finding
 from sim.build import build_case
 from sim.gate import Worlds, choose_runs, run_all
-from sim.record import Entry, Report, entry_of, report_of
+from sim.record import Entry, Report, broken, entry_of, report_of
 from sim.scenario import Scenario, catalogue, find_scenarios
 from sim.trace_gate import TraceRun, run_trace
 from sim.world import World
@@ -69,8 +72,7 @@ def execute(campaign: Campaign, tick: Tick) -> Report:
     """Run it all. ``tick(label)`` follows the progress."""
     start = time.perf_counter()
     marks: set[str] = set()
-    with Worlds(campaign.seed) as worlds:
-        entries = [*_run_scenarios(campaign, worlds, marks, tick), *_run_traces(campaign, worlds, tick)]
+    entries = [*_run_scenarios(campaign, marks, tick), *_run_traces(campaign, tick)]
     return report_of(
         entries,
         marks,
@@ -80,14 +82,27 @@ def execute(campaign: Campaign, tick: Tick) -> Report:
     )
 
 
-def _run_scenarios(campaign: Campaign, worlds: Worlds, marks: set[str], tick: Tick) -> Iterator[Entry]:
-    for outcome in run_all(campaign.scenarios, worlds):
-        marks |= outcome.marks
-        tick(f"{outcome.scenario.file} on {outcome.world}")
-        yield entry_of(outcome)
+def _run_scenarios(campaign: Campaign, marks: set[str], tick: Tick) -> Iterator[Entry]:
+    with Worlds(campaign.seed) as worlds:
+        for outcome in run_all(campaign.scenarios, worlds):
+            marks |= outcome.marks
+            tick(f"{outcome.scenario.file} on {outcome.world}")
+            yield entry_of(outcome)
 
 
-def _run_traces(campaign: Campaign, worlds: Worlds, tick: Tick) -> Iterator[Entry]:
+def _run_traces(campaign: Campaign, tick: Tick) -> Iterator[Entry]:
+    """One trace on some worlds: what its ranks see must not depend on them."""
+    first: Entry | None = None
     for trace in campaign.traces:
-        kind, _, size = trace.world.partition(":")
-        yield run_trace(trace, worlds.get(kind, int(size)), partial(tick, f"trace on {trace.world}"))
+        with trace.open_world() as world:
+            entry = run_trace(trace, world, partial(tick, f"trace on {trace.world}"))
+        first = first or entry
+        yield _agreeing(entry, first)
+
+
+def _agreeing(entry: Entry, first: Entry) -> Entry:
+    """The entry; broken if its digest is not that of the first."""
+    if not (entry.held and first.held) or entry.digest == first.digest:
+        return entry
+    finding = Finding("V1", "digest of all views", f"{first.digest[:16]}…, as on {first.world}", entry.digest)
+    return msgspec.structs.replace(entry, held=False, findings=[broken(finding)])

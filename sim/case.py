@@ -97,6 +97,11 @@ class Case:
         """(layer, cache) in the order in which a forward visits them."""
         return ((layer, cache) for layer in range(self.layers) for cache in self.caches)
 
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of requests by the number in their identities."""
+        return {turn.request: turn.name for forward in self.forwards for turn in forward.turns}
+
     def preloads(self) -> Iterator[tuple[PageTable, Origin]]:
         """What was in cache before the first step."""
         for forward in self.forwards:

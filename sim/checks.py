@@ -8,7 +8,7 @@ import torch
 
 from refmodel.errors import Finding, Where
 from refmodel.layout.ownership import to_physical
-from refmodel.storage.identity import PADDING_TAG, POISON_TAG, Cache, describe
+from refmodel.storage.identity import PADDING_TAG, Cache, describe
 from refmodel.storage.shard import Shard
 from sim.case import Case, Forward, Turn
 
@@ -34,8 +34,8 @@ def check_view(
         yield Finding(
             law="V1",
             what=f"{len(wrong)} of {len(truth)} rows of the view, first",
-            expected=describe(int(truth[row])),
-            received=_received(view[row]),
+            expected=describe(int(truth[row]), case.names),
+            received=_content(view[row], case),
             where=_place(case, forward, turn, position, layer, cache, rank),
         )
 
@@ -72,11 +72,13 @@ def _place(
     )
 
 
-def _received(row: torch.Tensor) -> str:
+def _content(row: torch.Tensor, case: Case) -> str:
     if row.dtype == torch.int64:
-        return describe(int(row[0]))
+        return describe(int(row[0]), case.names)
+    if bool(row.isnan().all()):
+        return "NaN: poison or padding"
     head = ", ".join(f"{value:.4g}" for value in row[:3].tolist())
-    return f"other bytes: [{head}, …] (run it with format tag to see who it is)"
+    return f"the row [{head}, …] (format tag says whose)"
 
 
 def check_shard(shard: Shard, case: Case, layer: int, cache: Cache) -> Iterator[Finding]:
@@ -101,8 +103,8 @@ def check_shard(shard: Shard, case: Case, layer: int, cache: Cache) -> Iterator[
         yield Finding(
             law="O3" if slot >= P else "S9",
             what=f"{len(wrong)} of {shard.num_slots} slots of a shard, first",
-            expected=_received(expected[slot]) if expected[slot, 0] != POISON_TAG else "poison, untouched",
-            received=_received(shard.rows[slot]),
+            expected=_content(expected[slot], case),
+            received=_content(shard.rows[slot], case),
             where=Where(
                 rank=shard.rank,
                 layer=layer,

@@ -11,7 +11,7 @@ from refmodel.errors import Finding, Where
 from refmodel.layout.geometry import num_pages
 from refmodel.layout.ownership import current_slots, local_page, owner, to_physical
 from refmodel.layout.plan import Plan, Segment
-from refmodel.storage.write import write_verdict
+from refmodel.storage.write import WritePath, write_verdict
 from sim.case import Case, Forward
 from sim.scenario import Expect, Scenario
 
@@ -47,8 +47,8 @@ def _check_step(expect: Expect, case: Case, forward: Forward) -> Iterator[Findin
             yield Finding(
                 _LAWS[name],
                 f"{name}, as the scenario states it",
-                str(number),
-                str(actual[name]),
+                _shown(number),
+                _shown(actual[name]),
                 Where(step=forward.step),
             )
 
@@ -72,6 +72,10 @@ def _numbers(case: Case, forward: Forward) -> dict[str, object]:
         "new_pages": torch.bincount(lanes, minlength=case.grid.world_size).tolist(),
         "write": write_verdict(plan, current_slots(plan, forward.tables)).path,
     }
+
+
+def _shown(number: object) -> str:
+    return number.value if isinstance(number, WritePath) else str(number)
 
 
 def rank_rows(plan: Plan, forward: Forward, rank: int) -> str:

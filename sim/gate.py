@@ -185,8 +185,7 @@ def finding_of(failure: RunFailed) -> Finding:
 
 def judge(case: Case, reports: Sequence[RankReport], ledger: Sequence[Call]) -> Iterator[Finding]:
     """What only shows when all ranks are together: findings, equal digests, counts of calls, outputs."""
-    for report in reports:
-        yield from report.findings
+    yield from _folded([finding for report in reports for finding in report.findings])
     odd = [report.rank for report in reports if report.digest != reports[0].digest]
     if odd:
         yield Finding(
@@ -195,6 +194,19 @@ def judge(case: Case, reports: Sequence[RankReport], ledger: Sequence[Call]) -> 
     yield from _judge_views(case, ledger)
     if "attention" in case.checks:
         yield from _judge_outputs(case, reports[0].outputs)
+
+
+def _folded(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """What several ranks found alike, once."""
+    ranks: dict[Finding, list[int | None]] = {}
+    for finding in findings:
+        ranks.setdefault(replace(finding, where=replace(finding.where, rank=None)), []).append(
+            finding.where.rank
+        )
+    for finding, found_by in ranks.items():
+        others = f", on ranks {', '.join(map(str, found_by))}" if len(found_by) > 1 else ""
+        where = replace(finding.where, rank=found_by[0])
+        yield replace(finding, what=finding.what + others, where=where)
 
 
 def _judge_views(case: Case, ledger: Sequence[Call]) -> Iterator[Finding]:

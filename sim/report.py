@@ -27,7 +27,7 @@ def print_report(report: Report, console: Console) -> None:
             _print_trace(entry, entry.trace, console)
     _print_marks(report, console)
     for entry in report.broken:
-        _print_failure(entry, console)
+        print_failure(entry, console)
     console.print(_summary(report), soft_wrap=True)
 
 
@@ -101,7 +101,8 @@ def _print_marks(report: Report, console: Console) -> None:
         console.print()
 
 
-def _print_failure(entry: Entry, console: Console) -> None:
+def print_failure(entry: Entry, console: Console) -> None:
+    """What broke in one run, where, and the line that replays it."""
     console.rule(Text(f"{entry.theme}/{entry.name} on {entry.world}, seed {entry.seed}"), align="left")
     console.print(entry.title, soft_wrap=True)
     for finding in entry.findings[:MOST_SHOWN]:

@@ -22,6 +22,9 @@ EMBEDDED_REQUESTS = 60
 DEFAULT_RANKS = 8
 DEFAULT_PAGE = 64
 
+# A run on processes that takes ten times as long as it should is stuck.
+_START_SECONDS, _REQUEST_SECONDS = 60.0, 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRun:
@@ -37,6 +40,13 @@ class TraceRun:
     @property
     def world_size(self) -> int:
         return int(self.world.partition(":")[2])
+
+    def open_world(self) -> World:
+        """The world to run on, with time enough for all requests."""
+        world = World.parse(self.world, seed=self.seed)
+        if world.kind != "gloo":
+            return world
+        return World.gloo(world.size, timeout=_START_SECONDS + _REQUEST_SECONDS * len(self.requests))
 
     @property
     def replay(self) -> str:

@@ -4,8 +4,11 @@ A mutant replaces one function. :data:`MUTANTS` holds all of them; :mod:`propert
 properties and scenarios against each and says what caught it.
 """
 
+from difflib import get_close_matches
+
 from properties.mutants import attention, collectives, ownership, plan, split, view
 from properties.mutants.mutant import Mutant
+from refmodel.errors import InvalidInput
 
 MUTANTS: tuple[Mutant, ...] = tuple(
     found
@@ -13,3 +16,17 @@ MUTANTS: tuple[Mutant, ...] = tuple(
     for found in vars(module).values()
     if isinstance(found, Mutant)
 )
+
+
+def named_mutant(name: str) -> Mutant:
+    """The mutant of that id; :class:`InvalidInput` if there is none."""
+    found = next((mutant for mutant in MUTANTS if mutant.id == name), None)
+    if found is None:
+        near = get_close_matches(name, [mutant.id for mutant in MUTANTS], n=3, cutoff=0.3)
+        raise InvalidInput(
+            "mutant",
+            expected=f"one of {', '.join(near)}" if near else "an id",
+            received=name,
+            fix="`cpkv mutants` lists them.",
+        )
+    return found

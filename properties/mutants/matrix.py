@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from hypothesis import settings
 
-from properties.mutants import MUTANTS, Mutant
+from properties.mutants import MUTANTS, named_mutant
+from properties.mutants.mutant import Mutant
 from properties.proofs import Proof, all_proofs
 from sim.gate import run_scenario
+from sim.record import Entry, entry_of
 from sim.scenario import Scenario, catalogue
 from sim.world import World
 
@@ -36,6 +39,7 @@ class Kill:
     examples: int
     seconds: float
     error: str  # first line
+    entry: Entry | None = None  # of the gate, for a scenario that ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,14 @@ class Row:
     source: str
     place: str
     fault: str
-    property: Kill | None
-    scenario: Kill | None
-    has_scenario: bool  # a scenario names this mutant as its incident
+    caught: Kill | None  # by a property that proves one of its laws
+    exposed: Kill | None  # by the scenario of its incident
+    has_scenario: bool  # a scenario names it as its incident
 
     @property
     def killed(self) -> bool:
-        return self.property is not None and (self.scenario is not None or not self.has_scenario)
+        """Caught by a property, and exposed by its scenario if it has one."""
+        return self.caught is not None and (self.exposed is not None or not self.has_scenario)
 
 
 def kill_matrix(mutants: Sequence[Mutant] = MUTANTS, *, jobs: int = 2) -> Iterator[Row]:
@@ -65,14 +70,15 @@ def kill_matrix(mutants: Sequence[Mutant] = MUTANTS, *, jobs: int = 2) -> Iterat
 
 
 def _prepare() -> None:
-    """A failing example of a mutant says nothing about the reference: keep it out of the database."""
+    """Of each process: one core, and no failing example in the database, as it is none of the reference's."""
+    torch.set_num_threads(1)
     settings.register_profile("mutants", database=None, deadline=None)
     settings.load_profile("mutants")
 
 
 def try_mutant(mutant_id: str) -> Row:
     """Run what should catch one mutant, quickest first, until something does."""
-    mutant = next(m for m in MUTANTS if m.id == mutant_id)
+    mutant = named_mutant(mutant_id)
     proofs = sorted((p for p in all_proofs() if set(p.laws) & set(mutant.laws)), key=_cost)
     scenarios = [s for s in catalogue() if s.incident == mutant.id]
     with mutant.in_place():
@@ -84,8 +90,8 @@ def try_mutant(mutant_id: str) -> Row:
         source=mutant.source,
         place=mutant.place,
         fault=mutant.fault,
-        property=by_property,
-        scenario=by_scenario,
+        caught=by_property,
+        exposed=by_scenario,
         has_scenario=bool(scenarios),
     )
 
@@ -131,12 +137,14 @@ def _try_scenario(scenario: Scenario) -> Kill | None:
     start = time.perf_counter()
     try:
         with World.lockstep(scenario.world_size) as world:
-            findings = run_scenario(scenario, world).findings
-        error = str(findings[0]) if findings else ""
-    except Exception as crash:
-        error = _first_line(crash)
-    return Kill(scenario.file, 1, time.perf_counter() - start, error) if error else None
+            outcome = run_scenario(scenario, world)
+    except Exception as crash:  # the scenario could not even be worked out
+        return Kill(scenario.file, 1, time.perf_counter() - start, _first_line(crash))
+    if outcome.held:
+        return None
+    error = str(outcome.findings[0]).partition("\n")[0]
+    return Kill(scenario.file, 1, outcome.seconds, error, entry_of(outcome))
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+    return f"{type(error).__name__}: {error}".strip(": ").partition("\n")[0]

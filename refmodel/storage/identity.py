@@ -10,8 +10,10 @@ Identity(request=1, position=133, layer=0, cache=<Cache.KV: 0>, write=12)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 
 import torch
 
@@ -41,11 +43,11 @@ class Identity:
     cache: Cache
     write: int  # step that wrote it, < 2**11; 0 for what was in cache before the first step
 
-    def __str__(self) -> str:
-        return (
-            f"token {self.position} of request {self.request} "
-            f"({self.cache.name.lower()}, layer {self.layer}, written by step {self.write})"
-        )
+    def describe(self, request: str) -> str:
+        """In words, with the request's name."""
+        cache = self.cache.name.lower()
+        written = f"written by step {self.write}" if self.write else "in cache from the start"
+        return f"token {self.position} of request {request} ({cache}, layer {self.layer}, {written})"
 
 
 def pack(
@@ -81,8 +83,11 @@ def unpack(tag: int) -> Identity | None:
     )
 
 
-def describe(tag: int) -> str:
-    """What a tag says, in words, also for the values that are no identity."""
+def describe(tag: int, names: Mapping[int, str] = MappingProxyType({})) -> str:
+    """What a tag says, in words, also for the values that are no identity.
+
+    ``names`` of requests by number; a request without a name goes by its number.
+    """
     if tag == POISON_TAG:
         return "poison: nobody wrote this slot"
     if tag == PADDING_TAG:
@@ -90,9 +95,12 @@ def describe(tag: int) -> str:
     if tag == -1:
         return "padding of a gather buffer"
     try:
-        return str(unpack(tag)) if tag >= 0 else f"no identity ({tag:#x})"
-    except ValueError:
+        identity = unpack(tag)
+    except ValueError:  # a cache that does not exist
+        identity = None
+    if identity is None:
         return f"no identity ({tag:#x})"
+    return identity.describe(names.get(identity.request, str(identity.request)))
 
 
 def contents(tags: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:

@@ -59,7 +59,7 @@ def gate(
     rotation: Annotated[
         Rotation | None,
         typer.Option(
-            help="Which lane the first page of a request goes to: always rank 0's, or the least full.",
+            help="First page of a request always in rank 0's lane, or turned so that lanes stay even.",
             show_default="none",
             rich_help_panel=_TRACES,
         ),

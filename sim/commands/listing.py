@@ -15,7 +15,7 @@ from sim.scenario import Scenario, theme_of
 def print_scenarios(scenarios: Iterable[Scenario], console: Console) -> None:
     """A line a scenario: name, ranks, page size, worlds, laws, title."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("scenario", overflow="fold")
+    table.add_column("scenario", no_wrap=True)  # to be copied
     for name in ("W", "P"):
         table.add_column(name, justify="right")
     for name in ("worlds", "laws", "title"):
