@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from properties import reached
-from sim.marks import MARKS
+from sim.gate.marks import MARKS
 from sim.world import World
 
 # Tests run on all cores already (xdist); threads of torch on top only get in each other's way.

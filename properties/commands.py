@@ -18,8 +18,8 @@ from properties.mutants.matrix import kill_matrix
 from properties.mutants.table import print_matrix, print_rows
 from properties.proofs import all_proofs
 from refmodel.laws import LAWS, Law, law
-from sim.console import open_console, ticking
-from sim.record import as_json
+from sim.gate.record import as_json
+from sim.report.console import open_console, ticking
 
 # -- cpkv laws ---------------------------------------------------------------------------------------------
 

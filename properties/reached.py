@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refmodel.layout.plan import Plan
 from refmodel.storage.write import Verdict
-from sim.marks import marks_of
+from sim.gate.marks import marks_of
 
 marks: set[str] = set()
 

@@ -22,17 +22,17 @@ from typer.testing import CliRunner, Result
 
 from properties.mutants import MUTANTS
 from refmodel.laws import LAWS
-from sim import campaign
-from sim.anatomy import anatomy
-from sim.build import build_case
+from sim.cases.build import build_case
+from sim.cases.scenario import catalogue
+from sim.cases.trace import read_trace
 from sim.cli import app, commands
-from sim.console import LOG_COLUMNS
-from sim.marks import MARKS
-from sim.record import Entry
-from sim.scenario import catalogue
-from sim.strip import print_forward
-from sim.trace import read_trace
-from sim.trace_gate import TraceRun, run_trace
+from sim.gate import campaign
+from sim.gate.marks import MARKS
+from sim.gate.record import Entry
+from sim.gate.traces import TraceRun, run_trace
+from sim.picture.anatomy import anatomy
+from sim.picture.strip import print_forward
+from sim.report.console import LOG_COLUMNS
 from sim.world import World
 
 # A terminal's width and colours, and what a CI service says of itself, are not part of these tests.

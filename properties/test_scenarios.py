@@ -13,10 +13,10 @@ from refmodel.errors import InvalidInput
 from refmodel.laws import LAWS
 from refmodel.layout.ownership import current_slots
 from refmodel.storage.write import write_verdict
-from sim.build import build_case
-from sim.gate import Outcome, run_scenario
-from sim.marks import MARKS, marks_of
-from sim.scenario import Scenario, catalogue, find_scenarios, load_scenario, parse_scenario, theme_of
+from sim.cases.build import build_case
+from sim.cases.scenario import Scenario, catalogue, find_scenarios, load_scenario, parse_scenario, theme_of
+from sim.gate.marks import MARKS, marks_of
+from sim.gate.runs import Outcome, run_scenario
 from sim.world import World
 
 CATALOGUE = tuple(catalogue())

@@ -14,10 +14,10 @@ from refmodel.layout.geometry import Grid
 from refmodel.layout.ownership import current_slots
 from refmodel.layout.split import Split
 from refmodel.storage.write import write_verdict
-from sim.build import build_case
-from sim.gate import Outcome, run_scenario
-from sim.program import serve
-from sim.scenario import Check, Extend, Scenario, Step
+from sim.cases.build import build_case
+from sim.cases.scenario import Check, Extend, Scenario, Step
+from sim.gate.runs import Outcome, run_scenario
+from sim.serving.program import serve
 from sim.world import World
 
 ALL_CHECKS: tuple[Check, ...] = ("identity", "bytes", "isolation", "attention")

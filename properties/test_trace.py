@@ -16,9 +16,9 @@ from properties.proofs import proves
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Extent, ceil_div
 from refmodel.layout.ownership import owner
-from sim.record import Entry
-from sim.trace import BLOCK, Request, Rotation, generate_trace, read_trace, trace_case, write_trace
-from sim.trace_gate import TraceRun, bytes_moved, run_trace
+from sim.cases.trace import BLOCK, Request, Rotation, generate_trace, read_trace, trace_case, write_trace
+from sim.gate.record import Entry
+from sim.gate.traces import TraceRun, bytes_moved, run_trace
 from sim.world import World
 
 TRACES = Path(os.environ.get("CPKV_TRACES") or Path(__file__).parents[2] / "shared" / "traces")

@@ -19,8 +19,8 @@ from refmodel.collectives import Call
 from refmodel.errors import InvalidInput, Where
 from sim import ledger
 from sim.failures import WorldUnavailable
-from sim.lockstep import LockstepRun
-from sim.workers import GlooPool
+from sim.lockstep.run import LockstepRun
+from sim.processes.pool import GlooPool
 
 T = TypeVar("T")
 Watch = Callable[[int, Call], None]

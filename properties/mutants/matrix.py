@@ -21,9 +21,9 @@ from hypothesis import settings
 from properties.mutants import MUTANTS, named_mutant
 from properties.mutants.mutant import Mutant
 from properties.proofs import Proof, all_proofs
-from sim.gate import run_scenario
-from sim.record import Entry, entry_of
-from sim.scenario import Scenario, catalogue
+from sim.cases.scenario import Scenario, catalogue
+from sim.gate.record import Entry, entry_of
+from sim.gate.runs import run_scenario
 from sim.world import World
 
 EXAMPLES = 400  # that a property of pure functions may take to catch a mutant

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from properties.mutants.matrix import Kill, Row
-from sim.report import print_failure
+from sim.report.text import print_failure
 
 
 def print_matrix(rows: Sequence[Row], console: Console, seconds: float) -> None:

@@ -11,8 +11,8 @@ from refmodel.layout.geometry import num_pages
 from refmodel.storage import view
 from refmodel.storage.identity import Cache
 from refmodel.storage.view import ViewLayout
-from sim.case import Case, Forward
-from sim.program import Prepared, Server
+from sim.cases.case import Case, Forward
+from sim.serving.program import Prepared, Server
 
 
 @mutant(ViewLayout.local_pages, "view-01", "V1", "V7", source="reported in vllm-gaudi#1546")

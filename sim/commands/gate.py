@@ -11,16 +11,16 @@ import torch
 import typer
 
 from refmodel.errors import InvalidInput
-from sim.campaign import execute, named_scenarios, plan_campaign
+from sim.cases.scenario import Scenario
+from sim.cases.trace import Rotation
 from sim.commands.listing import print_scenarios
-from sim.console import open_console, ticking
-from sim.github import annotation_lines
-from sim.junit import as_junit
-from sim.record import Report, as_json
-from sim.report import print_report
-from sim.scenario import Scenario
-from sim.trace import Rotation
-from sim.trace_gate import DEFAULT_PAGE, DEFAULT_RANKS, EMBEDDED, TraceRun, choose_traces
+from sim.gate.campaign import execute, named_scenarios, plan_campaign
+from sim.gate.record import Report, as_json
+from sim.gate.traces import DEFAULT_PAGE, DEFAULT_RANKS, EMBEDDED, TraceRun, choose_traces
+from sim.report.console import open_console, ticking
+from sim.report.github import annotation_lines
+from sim.report.junit import as_junit
+from sim.report.text import print_report
 
 _TRACES = "Traces"
 _REPORTS = "Reports"

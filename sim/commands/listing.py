@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sim.scenario import Scenario, theme_of
+from sim.cases.scenario import Scenario, theme_of
 
 
 def print_scenarios(scenarios: Iterable[Scenario], console: Console) -> None:

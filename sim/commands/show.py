@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from refmodel.errors import InvalidInput
-from sim.anatomy import Anatomy, anatomy
-from sim.build import build_case
-from sim.console import open_console
-from sim.plot import draw
-from sim.record import as_json
-from sim.scenario import Scenario, find_scenarios
-from sim.strip import print_forward
+from sim.cases.build import build_case
+from sim.cases.scenario import Scenario, find_scenarios
+from sim.gate.record import as_json
+from sim.picture.anatomy import Anatomy, anatomy
+from sim.picture.plot import draw
+from sim.picture.strip import print_forward
+from sim.report.console import open_console
 
 
 def show(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from refmodel.errors import InvalidInput
-from sim.trace import generate_trace, write_trace
+from sim.cases.trace import generate_trace, write_trace
 
 
 def trace(

@@ -8,8 +8,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from sim.console import open_console
-from sim.record import as_json
+from sim.gate.record import as_json
+from sim.report.console import open_console
 from sim.world import available
 
 

@@ -1,6 +1,6 @@
 """What one forward does, as plain values: pages, who computes and owns them, the write, what each rank sends.
 
-``cpkv show`` draws these with text (:mod:`sim.strip`), as a picture (:mod:`sim.plot`), or as JSON.
+``cpkv show`` prints them as text (:mod:`sim.picture.strip`) or JSON, or draws them (:mod:`sim.picture.plot`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from refmodel.layout.plan import Plan, Segment
 from refmodel.layout.rows import buffer_rows
 from refmodel.storage.view import view_layout
 from refmodel.storage.write import WritePath, write_verdict
-from sim.case import Case, Forward, Turn
+from sim.cases.case import Case, Forward, Turn
 
 Source = Literal["cache", "new", "both"]
 

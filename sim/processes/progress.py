@@ -8,7 +8,7 @@ from refmodel.collectives import Call
 from refmodel.errors import InvalidInput, Where
 from sim.failures import RankFailed, RunFailed, TimedOut
 from sim.ledger import Comparison, diverged
-from sim.serve import Failed, Issues, Message, Returned
+from sim.processes.worker import Failed, Issues, Message, Returned
 
 
 @dataclass(eq=False)

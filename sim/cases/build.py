@@ -14,9 +14,9 @@ from refmodel.layout.ownership import PageTable
 from refmodel.layout.placement import new_page_lanes
 from refmodel.layout.plan import Plan, plan_batch
 from refmodel.storage.formats import row_format
-from sim.case import ATTENTION, Case, Forward, Origin, Turn
-from sim.pool import PagePool
-from sim.scenario import Scenario, Step
+from sim.cases.case import ATTENTION, Case, Forward, Origin, Turn
+from sim.cases.pages import PagePool
+from sim.cases.scenario import Scenario, Step
 
 
 @dataclass(slots=True)

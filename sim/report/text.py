@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refmodel.laws import LAWS
-from sim.record import Broken, Entry, Report, TraceNumbers
+from sim.gate.record import Broken, Entry, Report, TraceNumbers
 
 HELD = ("held", "green")
 BROKE = ("broke", "bold red")

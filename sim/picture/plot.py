@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import ceil_div
-from sim.anatomy import Anatomy
+from sim.picture.anatomy import Anatomy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,8 @@ import re
 from itertools import groupby
 from xml.etree import ElementTree as ET
 
-from sim.record import Entry, Report
-from sim.report import finding_lines, headline
+from sim.gate.record import Entry, Report
+from sim.report.text import finding_lines, headline
 
 # XML 1.0 has no way to write these.
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -18,8 +18,8 @@ from refmodel.storage.identity import PADDING_TAG, Cache, contents, pack
 from refmodel.storage.shard import Shard, empty_shard
 from refmodel.storage.view import ViewLayout, materialize, view_layout
 from refmodel.storage.write import Verdict, warn_of_fallback, write_current, write_verdict
-from sim.case import ATTENTION, Case, Forward
-from sim.checks import check_bytes, check_shard, check_view
+from sim.cases.case import ATTENTION, Case, Forward
+from sim.serving.checks import check_bytes, check_shard, check_view
 
 MOST_FINDINGS = 5  # a rank stops looking after so many; one is enough to fail
 SM_SCALE = ATTENTION.width**-0.5

@@ -10,11 +10,11 @@ from functools import partial
 import msgspec
 
 from refmodel.errors import Finding
-from sim.build import build_case
-from sim.gate import Worlds, choose_runs, run_all
-from sim.record import Entry, Report, broken, entry_of, report_of
-from sim.scenario import Scenario, catalogue, find_scenarios
-from sim.trace_gate import TraceRun, run_trace
+from sim.cases.build import build_case
+from sim.cases.scenario import Scenario, catalogue, find_scenarios
+from sim.gate.record import Entry, Report, broken, entry_of, report_of
+from sim.gate.runs import Worlds, choose_runs, run_all
+from sim.gate.traces import TraceRun, run_trace
 from sim.world import World
 
 Tick = Callable[[str], None]

@@ -14,9 +14,9 @@ import msgspec
 
 from refmodel.errors import Finding
 from refmodel.laws import LAWS
-from sim.gate import Outcome
-from sim.marks import MARKS
-from sim.scenario import theme_of
+from sim.cases.scenario import theme_of
+from sim.gate.marks import MARKS
+from sim.gate.runs import Outcome
 
 SCHEMA = 1
 

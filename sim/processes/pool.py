@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 from refmodel.collectives import Call
 from refmodel.errors import Where
 from sim.failures import WorldUnavailable
-from sim.parcel import pack, unpack
-from sim.progress import Progress, not_sendable
-from sim.serve import Issues, Message, serve
+from sim.processes.parcel import pack, unpack
+from sim.processes.progress import Progress, not_sendable
+from sim.processes.worker import Issues, Message, serve
 
 T = TypeVar("T")
 Watch = Callable[[int, Call], None]
@@ -94,7 +94,7 @@ class GlooPool:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "sim.serve"])
+        context.set_forkserver_preload(["torch", "torch.distributed", "sim.processes.worker"])
         folder = tempfile.mkdtemp(prefix="cpkv-")
         workers = self._workers
         self._end = weakref.finalize(self, _end, workers, folder, os.getpid())

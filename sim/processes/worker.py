@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from refmodel.collectives import Call, Ledger, recording
 from sim.failures import traceback_text
-from sim.parcel import pack, unpack
+from sim.processes.parcel import pack, unpack
 
 # The parent keeps the time limit of a run; that of gloo must not come first.
 _GLOO_PATIENCE = timedelta(days=1)

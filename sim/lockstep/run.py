@@ -1,7 +1,7 @@
 """All ranks in one process, as threads that take turns.
 
-One thread a rank, one of them running at a time (:class:`~sim.scheduler.Baton`). torch keeps its process
-groups in one place, ``distributed_c10d._world``; each rank has its own, put there whenever the rank gets
+One thread a rank, one of them running at a time (:class:`~sim.lockstep.scheduler.Baton`). torch keeps its
+process groups in one place, ``distributed_c10d._world``; each rank has its own, put there whenever the rank gets
 its turn. So a rank program is an ordinary torch.distributed program, and a process group of this process
 itself is out of sight during a run and untouched after it.
 
@@ -26,10 +26,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from refmodel.collectives import Call, Ledger, recording
 from refmodel.errors import InvalidInput, Where
-from sim.backend import BACKEND, DEFAULT_GROUP, Arrival, LockstepGroup, Perform
 from sim.failures import Deadlock, RankFailed, traceback_text
 from sim.ledger import Divergence, diverged, outvoted
-from sim.scheduler import Baton, Unwound
+from sim.lockstep.backend import BACKEND, DEFAULT_GROUP, Arrival, LockstepGroup, Perform
+from sim.lockstep.scheduler import Baton, Unwound
 
 T = TypeVar("T")
 Watch = Callable[[int, Call], None]
@@ -233,7 +233,7 @@ class LockstepRun:
 
 
 # Frames of these modules stand between a program and its meeting.
-_PLUMBING = ("torch.", "sim.lockstep", "sim.backend", "sim.scheduler", "refmodel.collectives", "contextlib")
+_PLUMBING = ("torch.", "sim.lockstep", "refmodel.collectives", "contextlib")
 
 
 def _line_of(thread: int) -> str:

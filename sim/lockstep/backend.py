@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from refmodel.collectives import Call, current_call
 from refmodel.errors import InvalidInput, Where
-from sim import exchange
 from sim.failures import WorldUnavailable
+from sim.lockstep import exchange
 
 BACKEND = "lockstep"
 

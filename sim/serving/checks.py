@@ -10,7 +10,7 @@ from refmodel.errors import Finding, Where
 from refmodel.layout.ownership import to_physical
 from refmodel.storage.identity import PADDING_TAG, Cache, describe
 from refmodel.storage.shard import Shard
-from sim.case import Case, Forward, Turn
+from sim.cases.case import Case, Forward, Turn
 
 
 def differing_rows(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from refmodel.collectives import Call
-from refmodel.errors import Finding, InvalidInput
-from sim.failures import RunFailed, WorldUnavailable
-from sim.gate import finding_of, judge, serve_quietly
-from sim.program import RankReport
-from sim.record import Entry, TraceNumbers, broken
-from sim.trace import Request, Rotation, TraceCase, generate_trace, read_trace, trace_case
+from refmodel.errors import InvalidInput
+from sim.cases.trace import Request, Rotation, TraceCase, generate_trace, read_trace, trace_case
+from sim.gate.judge import try_case
+from sim.gate.record import Entry, TraceNumbers, broken
 from sim.world import World
 
 EMBEDDED = "embedded"
@@ -79,17 +77,7 @@ def run_trace(run: TraceRun, world: World, tick: Callable[[], None] = lambda: No
         if rank == 0 and call.site == "kv.view":
             tick()
 
-    findings: list[Finding] = []
-    reports: tuple[RankReport, ...] = ()
-    ledgers: tuple[tuple[Call, ...], ...] = ((),)
-    try:
-        served = serve_quietly(world, trace.case, watch)
-        reports, ledgers = served.results, served.ledgers
-        findings += judge(trace.case, reports, ledgers[0])
-    except WorldUnavailable:
-        raise
-    except RunFailed as failure:
-        findings.append(finding_of(failure))
+    verdict = try_case(world, trace.case, watch)
     return Entry(
         theme="trace",
         name=PurePath(run.source).stem,
@@ -99,14 +87,14 @@ def run_trace(run: TraceRun, world: World, tick: Callable[[], None] = lambda: No
         world=run.world,
         seed=run.seed,
         seconds=round(time.perf_counter() - start, 6),
-        rows_checked=sum(report.rows_checked for report in reports),
-        collectives=len(ledgers[0]),
-        fallbacks=reports[0].fallbacks if reports else 0,
-        digest=reports[0].digest if reports else "",
+        rows_checked=verdict.rows_checked,
+        collectives=verdict.calls,
+        fallbacks=verdict.fallbacks,
+        digest=verdict.digest,
         replay=run.replay,
-        findings=[broken(finding) for finding in findings],
-        held=not findings,
-        trace=_numbers(run, trace, ledgers),
+        findings=[broken(finding) for finding in verdict.findings],
+        held=not verdict.findings,
+        trace=_numbers(run, trace, verdict.ledgers),
     )
 
 

@@ -25,8 +25,8 @@ from refmodel.layout.plan import plan_batch
 from refmodel.layout.split import Split
 from refmodel.storage.formats import row_format
 from refmodel.storage.identity import Cache
-from sim.case import Case, Forward, Origin, Turn
-from sim.pool import PagePool
+from sim.cases.case import Case, Forward, Origin, Turn
+from sim.cases.pages import PagePool
 
 BLOCK = 512  # tokens a hash id stands for
 Rotation = Literal["none", "least-full"]

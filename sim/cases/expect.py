@@ -12,8 +12,8 @@ from refmodel.layout.geometry import num_pages
 from refmodel.layout.ownership import current_slots, local_page, owner, to_physical
 from refmodel.layout.plan import Plan, Segment
 from refmodel.storage.write import WritePath, write_verdict
-from sim.case import Case, Forward
-from sim.scenario import Expect, Scenario
+from sim.cases.case import Case, Forward
+from sim.cases.scenario import Expect, Scenario
 
 _LAWS = {
     "segments": "S1",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from sim.record import Broken, Entry, Report
-from sim.report import headline
+from sim.gate.record import Broken, Entry, Report
+from sim.report.text import headline
 
 
 def annotation_lines(report: Report) -> Iterator[str]:

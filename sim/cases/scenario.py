@@ -1,4 +1,4 @@
-"""Scenario files: YAML, strictly typed. A file names what happens; :mod:`sim.case` works out the rest.
+"""Scenario files: YAML, strictly typed. A file names what happens; :mod:`sim.cases.case` works out the rest.
 
 Errors name the file, the path in it, what was expected and what came.
 """

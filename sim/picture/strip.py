@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sim.anatomy import Anatomy, Page, Piece, Rank, Strip
+from sim.picture.anatomy import Anatomy, Page, Piece, Rank, Strip
 
 # One a rank, told apart on dark and on light; from rank 12 on they repeat, and the number tells.
 COLOURS = (

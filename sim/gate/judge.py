@@ -1,0 +1,154 @@
+"""One case on one world, judged: what each rank found, and what only shows when all are together."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from refmodel.collectives import Call
+from refmodel.errors import CpkvError, FallbackWarning, Finding, Where
+from refmodel.oracle import causal_mla, relative_error
+from refmodel.storage.identity import Cache
+from sim.cases.case import ATTENTION, Case
+from sim.failures import Deadlock, Diverged, RunFailed, WorldUnavailable
+from sim.serving.program import SM_SCALE, RankReport, queries, serve
+from sim.world import Run, Watch, World
+
+FP64_BUDGET = 1e-10  # relative, law A5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """What came of a case."""
+
+    findings: tuple[Finding, ...]
+    reports: tuple[RankReport, ...] = ()  # of each rank; none if the run ended without results
+    ledgers: tuple[tuple[Call, ...], ...] = ((),)
+
+    @property
+    def digest(self) -> str:
+        """The same on every rank, world and run; empty if there is none."""
+        return self.reports[0].digest if self.reports else ""
+
+    @property
+    def rows_checked(self) -> int:
+        return sum(report.rows_checked for report in self.reports)
+
+    @property
+    def calls(self) -> int:
+        """Collectives that a rank issued."""
+        return len(self.ledgers[0])
+
+    @property
+    def fallbacks(self) -> int:
+        """Forwards that took the gathered write."""
+        return self.reports[0].fallbacks if self.reports else 0
+
+
+def try_case(world: World, case: Case, watch: Watch | None = None) -> Verdict:
+    """Serve a case and judge it. A run that fails is a finding; a world that is missing is an error."""
+    try:
+        run = _serve_quietly(world, case, watch)
+    except WorldUnavailable:
+        raise
+    except RunFailed as failure:
+        return Verdict((_finding_of(failure),))
+    findings = tuple(judge(case, run.results, run.ledgers[0]))
+    return Verdict(findings, run.results, run.ledgers)
+
+
+def _serve_quietly(world: World, case: Case, watch: Watch | None) -> Run[RankReport]:
+    """Without a warning for each fallback."""
+    # Here for ranks that are threads, and in the program for ranks that are processes.
+    with _fallbacks_unwarned():
+        return world.execute(_serve_unwarned, case, watch=watch)
+
+
+def _serve_unwarned(group: dist.ProcessGroup, case: Case) -> RankReport:
+    with _fallbacks_unwarned():
+        return serve(group, case)
+
+
+@contextmanager
+def _fallbacks_unwarned() -> Iterator[None]:
+    """The outcome counts fallbacks; a scenario that forbids one says ``write: direct``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        yield
+
+
+def _finding_of(failure: RunFailed) -> Finding:
+    """A run that ended without results, as a finding."""
+    law = "V6" if isinstance(failure, (Deadlock, Diverged)) else "crash"
+    # What a failure says beyond its first line: where each rank was, and the traceback.
+    details = str(failure).removeprefix(CpkvError.__str__(failure))
+    advice = f"\n{failure.fix}" if failure.fix else ""
+    return Finding(law, failure.what, failure.expected, f"{failure.received}{advice}{details}", failure.where)
+
+
+def judge(case: Case, reports: Sequence[RankReport], ledger: Sequence[Call]) -> Iterator[Finding]:
+    """What only shows when all ranks are together: findings, equal digests, counts of calls, outputs."""
+    yield from _folded([finding for report in reports for finding in report.findings])
+    odd = [report.rank for report in reports if report.digest != reports[0].digest]
+    if odd:
+        yield Finding(
+            "V1", "digest of views and outputs", "rank 0's", f"another on ranks {odd}", Where(rank=odd[0])
+        )
+    yield from _judge_views(case, ledger)
+    if "attention" in case.checks:
+        yield from _judge_outputs(case, reports[0].outputs)
+
+
+def _folded(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """What several ranks found alike, once."""
+    ranks: dict[Finding, list[int | None]] = {}
+    for finding in findings:
+        ranks.setdefault(replace(finding, where=replace(finding.where, rank=None)), []).append(
+            finding.where.rank
+        )
+    for finding, found_by in ranks.items():
+        others = f", on ranks {', '.join(map(str, found_by))}" if len(found_by) > 1 else ""
+        where = replace(finding.where, rank=found_by[0])
+        yield replace(finding, what=finding.what + others, where=where)
+
+
+def _judge_views(case: Case, ledger: Sequence[Call]) -> Iterator[Finding]:
+    """V8: one view a cache, layer and forward; neither more nor fewer."""
+    counts = Counter(call.site for call in ledger)
+    for cache in case.caches:
+        site = f"{cache.name.lower()}.view"
+        expected = len(case.forwards) * case.layers
+        if counts[site] != expected:
+            yield Finding("V8", "gathers of a view", str(expected), str(counts[site]), Where(site=site))
+
+
+def _judge_outputs(case: Case, outputs: Sequence[torch.Tensor]) -> Iterator[Finding]:
+    """A5: the outputs of all real rows, against the dense oracle."""
+    passes = ((forward, layer) for forward in case.forwards for layer in range(case.layers))
+    for (forward, layer), output in zip(passes, outputs, strict=True):
+        first = 0
+        for turn in forward.turns:
+            tags = turn.tags(layer, Cache.QUERY)[turn.extent.prefix :]
+            kv = case.format.encode(turn.tags(layer, Cache.KV))
+            truth = causal_mla(
+                queries(tags).numpy(),
+                kv.numpy().astype(np.float64),
+                turn.extent.prefix,
+                latent=ATTENTION.latent,
+                sm_scale=SM_SCALE,
+            )
+            actual = output[first : first + turn.extent.tokens].numpy()
+            first += turn.extent.tokens
+            error = relative_error(actual, truth)
+            if not error <= FP64_BUDGET:
+                where = Where(step=forward.step, request=turn.name, layer=layer)
+                yield Finding(
+                    "A5", "relative error of the output", f"<= {FP64_BUDGET}", f"{error:.3g}", where
+                )

@@ -1,0 +1,139 @@
+"""Scenarios on worlds, with verdicts."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from refmodel.errors import Finding, InvalidInput
+from refmodel.layout.ownership import current_slots
+from refmodel.storage.write import write_verdict
+from sim.cases.build import build_case
+from sim.cases.case import Case
+from sim.cases.expect import check_expectations
+from sim.cases.scenario import Scenario
+from sim.gate.judge import try_case
+from sim.gate.marks import marks_of
+from sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One scenario on one world."""
+
+    scenario: Scenario
+    world: str  # "lockstep:4"
+    seed: int  # of the schedule
+    findings: tuple[Finding, ...]
+    digest: str = ""  # the same on every world and every run
+    seconds: float = 0.0
+    rows_checked: int = 0
+    calls: int = 0  # collectives a rank issued
+    fallbacks: int = 0
+    marks: frozenset[str] = frozenset()
+
+    @property
+    def held(self) -> bool:
+        return not self.findings
+
+    @property
+    def replay(self) -> str:
+        """The one line that runs this again."""
+        return f"cpkv gate {shlex.quote(self.scenario.file)} --world {self.world} --seed {self.seed}"
+
+
+class Worlds:
+    """Worlds by kind and size, started when first asked for and closed together."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._open: dict[str, World] = {}
+        self._stack = ExitStack()
+
+    def get(self, kind: str, size: int) -> World:
+        name = f"{kind}:{size}"
+        if name not in self._open:
+            self._open[name] = self._stack.enter_context(World.parse(name, seed=self.seed))
+        return self._open[name]
+
+    def __enter__(self) -> Worlds:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+
+def choose_runs(
+    scenarios: Sequence[Scenario], worlds: Sequence[str], *, named: bool
+) -> list[tuple[Scenario, str]]:
+    """Which scenario runs on which kind of world.
+
+    Without ``worlds`` a scenario runs on those it lists. ``gloo`` or ``gloo:4`` picks a kind, and a size; of
+    the whole catalogue it takes the scenarios that list that kind, of scenarios ``named`` by the user all.
+    """
+    if not worlds:
+        return [(scenario, kind) for scenario in scenarios for kind in scenario.worlds]
+    runs = []
+    for world in worlds:
+        kind, _, size = world.partition(":")
+        World.parse(f"{kind}:{size or 1}").close()  # names a kind that exists, or says what does
+        for scenario in scenarios:
+            fits = not size or int(size) == scenario.world_size
+            if fits and (named or kind == "lockstep" or kind in scenario.worlds):
+                runs.append((scenario, kind))
+    if not runs:
+        sizes = sorted({scenario.world_size for scenario in scenarios})
+        raise InvalidInput(
+            "--world",
+            expected=f"a world that fits a scenario: world sizes {sizes}",
+            received=", ".join(worlds),
+            fix="The world size is part of a scenario; leave it out, or name the one it has.",
+        )
+    return runs
+
+
+def run_all(runs: Iterable[tuple[Scenario, str]], worlds: Worlds) -> Iterator[Outcome]:
+    """Run one after the other; a digest that differs between worlds is a finding of the later one."""
+    digests: dict[str, tuple[str, str]] = {}
+    for scenario, kind in runs:
+        outcome = run_scenario(scenario, worlds.get(kind, scenario.world_size), seed=worlds.seed)
+        first_world, first_digest = digests.setdefault(scenario.file, (outcome.world, outcome.digest))
+        if outcome.held and first_digest and outcome.digest != first_digest:
+            differs = Finding(
+                "V6", "digest", f"{first_digest[:16]}… as on {first_world}", outcome.digest[:16]
+            )
+            outcome = _with_findings(outcome, differs)
+        yield outcome
+
+
+def _with_findings(outcome: Outcome, *findings: Finding) -> Outcome:
+    return replace(outcome, findings=(*outcome.findings, *findings))
+
+
+def run_scenario(scenario: Scenario, world: World, *, seed: int = 0) -> Outcome:
+    """Run one scenario: work it out, compare its worked numbers, serve it on the world, judge."""
+    start = time.perf_counter()
+    case = build_case(scenario)
+    findings = check_expectations(scenario, case)
+    verdict = try_case(world, case)
+    return Outcome(
+        scenario=scenario,
+        world=str(world),
+        seed=seed,
+        findings=(*findings, *verdict.findings),
+        digest=verdict.digest,
+        seconds=time.perf_counter() - start,
+        rows_checked=verdict.rows_checked,
+        calls=verdict.calls,
+        fallbacks=verdict.fallbacks,
+        marks=frozenset(_marks(case)),
+    )
+
+
+def _marks(case: Case) -> Iterator[str]:
+    for forward in case.forwards:
+        plan = forward.plan(case.grid, case.split)
+        yield from marks_of(plan, write_verdict(plan, current_slots(plan, forward.tables)))

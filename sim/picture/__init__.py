@@ -1,0 +1,1 @@
+"""A forward drawn: who owns, computes and sends what."""

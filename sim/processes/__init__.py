@@ -1,0 +1,1 @@
+"""One process a rank: the pool behind gloo."""

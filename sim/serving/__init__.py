@@ -1,0 +1,1 @@
+"""The rank program, and what it checks on the way."""
