@@ -139,7 +139,7 @@ class Plan:
         """(prev, next) of a rank. With round-robin all rows are in the first, none in the second."""
         check_in_range(rank, self.grid.world_size, "rank", Where(rank=rank))
         if self.split is Split.ROUND_ROBIN:
-            rows = torch.arange(self.num_rows)[rank :: self.grid.world_size]
+            rows = torch.arange(rank, max(rank, self.num_rows), self.grid.world_size)
             valid = len(range(rank, self.real_rows, self.grid.world_size))
             return Half((), rows, valid), Half((), rows[:0], 0)
         return self._zigzag_half(rank, 0), self._zigzag_half(rank, 1)

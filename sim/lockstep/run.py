@@ -1,9 +1,9 @@
 """All ranks in one process, as threads that take turns.
 
 One thread a rank, one of them running at a time (:class:`~sim.lockstep.scheduler.Baton`). torch keeps its
-process groups in one place, ``distributed_c10d._world``; each rank has its own, put there whenever the rank gets
-its turn. So a rank program is an ordinary torch.distributed program, and a process group of this process
-itself is out of sight during a run and untouched after it.
+process groups in one place, ``distributed_c10d._world``; each rank has its own, put there whenever the rank
+gets its turn. So a rank program is an ordinary torch.distributed program, and a process group of this
+process itself is out of sight during a run and untouched after it.
 
 A collective is a meeting: ranks arrive, the last one compares what all have come for (V6), computes once
 for everybody, and lets them go on in an order drawn from the seed.
