@@ -13,7 +13,7 @@ from properties import reached
 from properties.proofs import proves
 from properties.strategies import Placed, grids, placed, plans
 from refmodel.errors import FallbackWarning, InvalidInput
-from refmodel.layout.geometry import Grid
+from refmodel.layout.geometry import Extent, Grid
 from refmodel.layout.ownership import (
     PageTable,
     current_slots,
@@ -169,3 +169,9 @@ def test_a_slot_out_of_range_is_refused_and_nothing_is_written(physical: int) ->
 def test_a_grid_refuses_sizes_below_one(world_size: int, page_size: int) -> None:
     with pytest.raises(InvalidInput, match="expected an integer >= 1"):
         Grid(world_size, page_size)
+
+
+@pytest.mark.parametrize(("prefix", "tokens"), [(-1, 4), (0, 0), (0, -3), (2, False)])
+def test_an_extent_refuses_a_negative_prefix_and_no_tokens(prefix: int, tokens: int) -> None:
+    with pytest.raises(InvalidInput, match="of an extent: expected an integer >="):
+        Extent(prefix, tokens)

@@ -1,0 +1,88 @@
+"""What pytest needs to run these properties: an option, markers, worlds, and a check of where it went.
+
+In this repository ``conftest.py`` loads it. Elsewhere: ``pytest --pyargs properties -p properties.plugin``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from properties import reached
+from sim.gate.marks import MARKS
+from sim.world import World
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--world",
+        action="append",
+        choices=["lockstep", "gloo", "nccl"],
+        help="run only tests of these kinds of world (default: all that this machine has)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in (
+        ("gloo", "runs on gloo processes"),
+        ("nccl", "runs on NVIDIA GPUs"),
+        ("slow", "takes more than a few seconds"),
+    ):
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--world")
+    for item in items:
+        kind = next((name for name in ("gloo", "nccl") if item.get_closest_marker(name)), "lockstep")
+        if wanted and kind not in wanted:
+            item.add_marker(pytest.mark.skip(reason=f"--world asks for {', '.join(wanted)} only"))
+
+
+@pytest.fixture(scope="session")
+def gloo_world() -> Iterator[Callable[[int], World]]:
+    """``gloo_world(size)``: a pool of processes, started once a pytest worker and size."""
+    pools: dict[int, World] = {}
+
+    def pool(size: int) -> World:
+        if size not in pools:
+            pools[size] = World.gloo(size)
+        return pools[size]
+
+    yield pool
+    for world in pools.values():
+        world.close()
+
+
+# -- reachability: a whole run that never had an empty rank, say, proves little, and fails -----------------
+
+
+class _Reached:
+    """Marks reached by all pytest workers together."""
+
+    def __init__(self) -> None:
+        self.marks: set[str] = set()
+
+    def pytest_testnodedown(self, node: object) -> None:
+        self.marks |= set(getattr(node, "workeroutput", {}).get("marks", ()))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.pluginmanager.register(_Reached(), "cpkv-reached")
+
+
+def _is_whole_run(config: pytest.Config) -> bool:
+    chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("--world")
+    return config.args_source is not pytest.Config.ArgsSource.ARGS and not chosen
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workeroutput"):  # a worker of xdist: hand over to the controller
+        session.config.workeroutput["marks"] = sorted(reached.marks)
+        return
+    plugin = session.config.pluginmanager.get_plugin("cpkv-reached")
+    missing = set(MARKS) - reached.marks - plugin.marks
+    if exitstatus == pytest.ExitCode.OK and _is_whole_run(session.config) and missing:
+        print(f"\nno test reached: {', '.join(sorted(missing))}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
