@@ -1,17 +1,31 @@
-"""What pytest needs to run these properties: an option, markers, worlds, and a check of where it went.
+"""What pytest needs to run these properties: profiles, an option, markers, worlds, a check of where it went.
 
 In this repository ``conftest.py`` loads it. Elsewhere: ``pytest --pyargs properties -p properties.plugin``.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
 
 from properties import reached
 from sim.gate.marks import MARKS
 from sim.world import World
+
+# Tests run on all cores already (xdist); threads of torch on top only get in each other's way.
+torch.set_num_threads(1)
+
+# Hypothesis would load its own profile where CI is set: the same 100 examples for ever, nothing saved.
+settings.register_profile("dev", deadline=None, max_examples=60)
+settings.register_profile(
+    "ci", deadline=None, max_examples=150, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("nightly", parent=settings.get_profile("ci"), max_examples=3000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,7 +22,7 @@ from sim.world import World
 
 ALL_CHECKS: tuple[Check, ...] = ("identity", "bytes", "isolation", "attention")
 pytestmark = pytest.mark.filterwarnings("ignore::refmodel.errors.FallbackWarning")
-EXAMPLES = settings(max_examples=25, deadline=None)
+EXAMPLES = settings(max_examples=25)
 
 
 @st.composite

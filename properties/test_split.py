@@ -106,7 +106,7 @@ def _split_of_rank(group: dist.ProcessGroup, batch: list[Extent], page_size: int
 
 
 @proves("S8")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_all_ranks_decide_alike(data: st.DataObject) -> None:
     grid = data.draw(grids())

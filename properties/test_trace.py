@@ -83,7 +83,7 @@ def test_a_trace_without_requests_and_a_missing_file_are_refused(tmp_path: Path)
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_generated_trace_is_its_seed_and_survives_its_file(
     tmp_path_factory: pytest.TempPathFactory, requests: int, seed: int
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_trace_run_holds(world_size: int, page_size: int, rotation: Rotation) 
 
 @proves("V1", "V7")
 @given(SIZES, ROTATIONS, st.integers(0, 2**16))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_views_depend_neither_on_ranks_nor_on_page_ids(
     sizes: tuple[int, int], rotation: Rotation, seed: int
 ) -> None:
@@ -178,7 +178,7 @@ def test_views_depend_neither_on_ranks_nor_on_page_ids(
 
 @proves("O6")
 @given(SIZES, ROTATIONS, st.integers(0, 2**16))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_request_adds_its_share_of_pages_to_any_lane(
     sizes: tuple[int, int], rotation: Rotation, seed: int
 ) -> None:
