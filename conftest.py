@@ -1,3 +1,3 @@
-"""Tests of this repository run as they would from an installed package: :mod:`properties.plugin` has it all."""
+"""Tests here run as they would from an installed package: :mod:`properties.plugin` has all they need."""
 
 pytest_plugins = ["properties.plugin"]
