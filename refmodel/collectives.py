@@ -1,20 +1,19 @@
 """The collectives the model needs, over an explicit group, each with a call-site name; and the ledger (V6).
 
-Every rank issues the same ordered list of calls, also when it has no rows. Each call is written into the
-rank's :class:`Ledger`; a run compares the ledgers of all ranks and names the first difference.
+Every rank issues the same ordered list of calls, also when it has no rows. A World writes each call of a
+rank into its :class:`Ledger`; a run compares the ledgers of all ranks and names the first difference.
 
-This module alone knows how torch names its collectives: 2.13 renamed ``all_gather_into_tensor`` to
-``all_gather_single``; 2.11 and 2.12 know only the former.
+This module and ``sim.surface.operations`` alone know how torch names its collectives: 2.13 renamed
+``all_gather_into_tensor`` to ``all_gather_single``; 2.11 and 2.12 know only the former.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from math import prod
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -23,22 +22,46 @@ from refmodel.errors import InvalidInput, Where
 from refmodel.layout.rows import buffer_rows, pad_rows, trim_rows
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One collective as one rank issued it. Equal on all ranks when V6 holds."""
+class Call(NamedTuple):
+    """One call as one rank issued it, a collective or a message from rank to rank.
+
+    Shape, type and bytes are those of the tensors that the rank sends, or receives where it sends none.
+    """
 
     sequence: int  # 0, 1, … in the order of this rank
-    site: str  # who called, e.g. "kv.view"
+    site: str  # who called, e.g. "kv.view"; "ring.py:88" where the program gives no name
     kind: str  # "all_gather"
-    shape: tuple[int, ...]  # of this rank's padded contribution
-    dtype: str  # as it travels, e.g. "uint8" for fp8
+    shape: tuple[int, ...]  # of the first tensor; padded, where contributions travel padded
+    dtype: str  # as it travels, e.g. "uint8" for fp8; "" if there is no tensor
     group: str
     group_size: int
-    num_bytes: int  # of this rank's padded contribution
+    num_bytes: int  # of all tensors
+    detail: str = ""  # of a reduction its name, of a broadcast its root, of a message its peer, …
+    num_tensors: int = 1
+    is_named: bool = True  # the site is a name that the program gave, so all ranks must give it
+    is_even: bool = True  # a collective that requires one shape on all ranks
+    is_message: bool = False  # from rank to rank: no business of the others
+
+    @property
+    def key(self) -> Hashable:
+        """What V6 requires to be equal on all ranks of the group, for a collective.
+
+        Without the sequence, in which calls on smaller groups count. Without the site where it is a line
+        of the program: a root may well scatter in one line and the others receive in another.
+        """
+        site = self.site if self.is_named else None
+        shape = self.shape if self.is_even else None
+        return site, self.kind, self.detail, shape, self.dtype, self.group, self.group_size
+
+    @property
+    def what(self) -> str:
+        """Kind, detail, shape and type: "all_reduce SUM [4] float32"."""
+        detail = f" {self.detail}" if self.detail else ""
+        tensors = f"{list(self.shape)} {self.dtype}" if self.num_tensors else "nothing"
+        return f"{self.kind}{detail} {tensors}"
 
     def __str__(self) -> str:
-        shape = list(self.shape)
-        return f"#{self.sequence} {self.site}: {self.kind} {shape} {self.dtype} on group {self.group}"
+        return f"#{self.sequence} {self.site}: {self.what} on group {self.group}"
 
 
 @dataclass(slots=True)
@@ -48,59 +71,42 @@ class Ledger:
     calls: list[Call] = field(default_factory=list)
     listener: Callable[[Call], None] | None = None
 
-    def record(self, site: str, kind: str, sent: torch.Tensor, group: dist.ProcessGroup) -> Call:
-        call = Call(
-            sequence=len(self.calls),
-            site=site,
-            kind=kind,
-            shape=tuple(sent.shape),
-            dtype=str(sent.dtype).removeprefix("torch."),
-            group=group.group_name,
-            group_size=group.size(),
-            num_bytes=prod(sent.shape) * sent.element_size(),
-        )
+    def record(self, call: Call) -> None:
         self.calls.append(call)
         if self.listener is not None:
             self.listener(call)
-        return call
 
 
-# Not state of the module: a context variable, empty in every thread until a World opens a ledger there.
-_ledger: ContextVar[Ledger | None] = ContextVar("cpkv_ledger", default=None)
-_call: ContextVar[Call | None] = ContextVar("cpkv_call", default=None)
+# Not state of the module: a context variable, empty unless this thread is within a call below.
+_site: ContextVar[str | None] = ContextVar("cpkv_site", default=None)
 
 
-@contextmanager
-def recording(ledger: Ledger) -> Iterator[Ledger]:
-    """Within the block, in this thread, calls are written into ``ledger``."""
-    token = _ledger.set(ledger)
-    try:
-        yield ledger
-    finally:
-        _ledger.reset(token)
-
-
-def current_call() -> Call | None:
-    """The call being issued in this thread, for a backend that wants to know its site; else None."""
-    return _call.get()
+def current_site() -> str | None:
+    """The name of the call being issued in this thread; None if the program gave none."""
+    return _site.get()
 
 
 @contextmanager
-def _issuing(site: str, kind: str, sent: torch.Tensor, group: dist.ProcessGroup) -> Iterator[None]:
-    ledger = _ledger.get()
-    if ledger is None:
-        yield
-        return
-    token = _call.set(ledger.record(site, kind, sent, group))
+def at_site(site: str | None) -> Iterator[None]:
+    """Within the block, calls issued in this thread have this name.
+
+    ``with at_site("loss"): dist.all_reduce(…)``
+    """
+    outer = _site.set(site)
     try:
         yield
     finally:
-        _call.reset(token)
+        _site.reset(outer)
 
 
 def rank_and_size(group: dist.ProcessGroup) -> tuple[int, int]:
     """This process's rank in ``group`` and the group's size: never those of another group (split-14)."""
     return group.rank(), group.size()
+
+
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where the tensors of calls on ``group`` should be: the device it is bound to, else the CPU."""
+    return group.bound_device_id or torch.device("cpu")
 
 
 def all_gather_rows(
@@ -124,8 +130,11 @@ def all_gather_rows(
     padded = pad_rows(rows, buffer_rows(counts))
     wire = _as_wire(padded)
     gathered = wire.new_empty((size * wire.shape[0], *wire.shape[1:]))
-    with _issuing(site, "all_gather", wire, group):
+    outer = _site.set(site)
+    try:
         _all_gather_single(gathered, wire, group=group)
+    finally:
+        _site.reset(outer)
     return trim_rows(gathered.view(padded.dtype), counts)
 
 

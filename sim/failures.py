@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from refmodel.errors import CpkvError, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
-def traceback_text(raised: BaseException, *, skip: str) -> str:
-    """The traceback from the program on, without the outermost frames of the module ``skip``."""
+def traceback_text(raised: BaseException, *, skip: str | Collection[str]) -> str:
+    """The traceback from the program on, without the outermost frames of the modules ``skip``."""
+    modules = (skip,) if isinstance(skip, str) else skip
     frames = raised.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") == skip and frames.tb_next:
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in modules and frames.tb_next:
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(raised), raised, frames))
 
@@ -22,7 +23,8 @@ def traceback_text(raised: BaseException, *, skip: str) -> str:
 class RunFailed(CpkvError):
     """A run ended without results; nothing of it is left running.
 
-    ``positions`` says where each rank was, in rank order; empty if that is not known.
+    ``positions`` says where each rank was, in rank order; empty if that is not known. ``schedule`` is the
+    token that replays a lockstep run up to here; empty in other worlds.
 
     >>> print(Deadlock("lockstep:2", expected="every rank returns", received="rank 1 waits for ever",
     ...                positions=("finished", "waits in #0 kv.view: all_gather [4, 2] float32")))
@@ -43,6 +45,7 @@ class RunFailed(CpkvError):
     ) -> None:
         super().__init__(what, expected=expected, received=received, where=where, fix=fix)
         self.positions = tuple(positions)
+        self.schedule = ""
 
     @property
     def rank(self) -> int | None:
@@ -52,6 +55,8 @@ class RunFailed(CpkvError):
     def __str__(self) -> str:
         lines = [super().__str__()]
         lines += [f"  rank {rank}: {position}" for rank, position in enumerate(self.positions)]
+        if self.schedule:
+            lines.append(f"  schedule: {self.schedule}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,5 +103,28 @@ class TimedOut(RunFailed):
     """A time limit passed; ``positions`` are the last calls that were heard of."""
 
 
+class InfrastructureFailed(RunFailed):
+    """What a program runs on broke, before or beneath it; nothing is said about the program.
+
+    A World runs the program once more, and says so (:class:`RetryWarning`). What counts:
+
+    - a worker process ends or falls silent while its world starts, or its rendezvous fails;
+    - a worker process ends before it has the program, or after it has handed over its result;
+    - a process is killed by SIGKILL while this machine's count of out-of-memory kills goes up;
+    - a connection between ranks breaks although every rank is alive and within the program.
+
+    A process that dies in the program by any other cause is RankFailed, whatever the signal: a program can
+    bring that about, and a second try would hide it.
+    """
+
+
+class RetryWarning(UserWarning):
+    """A run was tried a second time, because what it ran on had broken; the message says how."""
+
+
 class WorldUnavailable(RunFailed):
     """This machine, or this world, cannot do what was asked; the message says what is missing."""
+
+
+class Nondeterministic(RunFailed):
+    """Two runs of one schedule differed: something that the schedule does not control had a say."""

@@ -1,20 +1,24 @@
-"""The baton: rank threads of one process, exactly one running at a time, in an order drawn from a seed."""
+"""The baton: rank threads of one process, exactly one running at a time, in an order that is drawn."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import random
 import threading
 from _thread import LockType, allocate_lock
+from bisect import bisect, insort
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from sim.lockstep.schedule import Choices, Draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 # How long an interrupted rank may take to come to its next call before it is interrupted as well.
 _GRACE_SECONDS = 1.0
+# Asking this often whether something is finished, while no rank can do anything about it, is a deadlock.
+_MOST_IDLE_POLLS = 10_000
 
 
 class Unwound(BaseException):  # not an Exception: a program's own handlers must not catch it
@@ -25,9 +29,9 @@ class Baton:
     """Passes the right to run among ``size`` threads.
 
     A rank that waits is asleep on a lock of its own; handing over is one release and one acquire. The next
-    rank is drawn from those that can go on, with ``random.Random(seed)`` and nothing else, so one seed is
-    one schedule. ``on_turn(rank)`` runs in the rank's thread each time it gets the turn.
-    ``on_stuck()`` gives the failure to report when no rank can go on.
+    rank is drawn from those that can go on, with ``draw`` and nothing else; ``choices`` is what was drawn.
+    ``on_turn(rank)`` runs in the rank's thread each time it gets the turn, ``on_leave(rank)`` before it
+    gives it away. ``on_stuck()`` gives the failure to report when no rank can go on.
 
     Once ``failure`` is set, every rank gets its turn once more and :class:`Unwound` is raised there: also
     the ``finally`` blocks of a failed run execute one rank at a time.
@@ -37,20 +41,26 @@ class Baton:
         self,
         size: int,
         *,
-        seed: int,
+        draw: Draw,
         on_turn: Callable[[int], None],
+        on_leave: Callable[[int], None],
         on_stuck: Callable[[], BaseException],
     ) -> None:
         self.failure: BaseException | None = None
+        self.choices = Choices()
+        self.steps = 0  # times that somebody could have been given the turn
         self._turns: list[LockType] = [_held_lock() for _ in range(size)]
-        self._ready = list(range(size))
+        self._ready = list(range(size))  # in order of ranks
         self._waiting: dict[int, None] = {}  # as an ordered set: the order must not depend on hashes
-        self._running = 0
+        self._polling: list[int] = []
+        self._idle_polls = 0
+        self._running = size - 1  # rank 0 is next
         self._alive = size
         self._done = _held_lock()
         self._cpu: int | None = None
-        self._random = random.Random(seed).random
+        self._draw = draw
         self._on_turn = on_turn
+        self._on_leave = on_leave
         self._on_stuck = on_stuck
 
     def run(self, bodies: Sequence[Callable[[], None]]) -> None:
@@ -93,12 +103,32 @@ class Baton:
         for rank in ranks:
             if rank in self._waiting:
                 del self._waiting[rank]
-                self._ready.append(rank)
+                insort(self._ready, rank)
+        self._idle_polls = 0
 
     def pause(self, rank: int) -> None:
         """Offer the turn to any rank that can go on, this one included."""
-        self._ready.append(rank)
+        if self._ready:
+            insort(self._ready, rank)
+            self._hand_over(rank)
+
+    def poll(self, rank: int) -> None:
+        """Let all others go as far as they can: this one has asked for something that is not there yet."""
+        if not self._ready:
+            self._idle_polls += 1
+            if self._idle_polls > _MOST_IDLE_POLLS:
+                raise self.fail(self._on_stuck())
+        self._polling.append(rank)
         self._hand_over(rank)
+
+    def choose(self, options: Sequence[int]) -> int:
+        """One of ``options``, drawn."""
+        if len(options) == 1:
+            return options[0]
+        place = self._drawn(options)
+        if self.failure is not None:
+            raise Unwound
+        return options[place]
 
     def fail(self, failure: BaseException) -> Unwound:
         """End the run for this reason, unless it already ends for another: ``raise baton.fail(...)``."""
@@ -123,6 +153,7 @@ class Baton:
     def _hand_over(self, rank: int) -> None:
         chosen = self._next()
         if chosen != rank:
+            self._on_leave(rank)
             self._turns[chosen].release()
             self._turns[rank].acquire()
             self._running = rank
@@ -134,15 +165,42 @@ class Baton:
         self._turns[self._next()].release()
 
     def _next(self) -> int:
-        if self.failure is not None or not self._ready:
-            if self.failure is None:
-                self.failure = self._on_stuck()
-            # All may go on now: into Unwound.
-            self.wake(list(self._waiting))
+        self.steps += 1
         ready = self._ready
-        drawn = int(self._random() * len(ready))
-        ready[drawn], ready[-1] = ready[-1], ready[drawn]
-        return ready.pop()
+        if self.failure is None:
+            if len(ready) == 1:
+                return ready.pop()
+            if not ready:
+                return self._next_of_none()
+            # From the next rank in order on, so that the choice of 0 is that one.
+            first = bisect(ready, self._running)
+            place = self._drawn(ready[first:] + ready[:first])
+            if self.failure is None:
+                return ready.pop((first + place) % len(ready))
+        # All may go on now: into Unwound.
+        self.wake([*self._waiting])
+        for rank in self._polling:
+            insort(ready, rank)
+        self._polling.clear()
+        return ready.pop(0)
+
+    def _next_of_none(self) -> int:
+        if self._polling:
+            self._ready, self._polling = sorted(self._polling), []
+        else:
+            self.failure = self._on_stuck()
+        return self._next()
+
+    def _drawn(self, options: Sequence[int]) -> int:
+        """The place of the one chosen, noted; if there is none, ``failure`` is set."""
+        try:
+            place = self._draw(options)
+        except BaseException as refused:  # by a token that does not fit
+            self.failure = self.failure or refused
+            return 0
+        self.choices.radices.append(len(options))
+        self.choices.digits.append(place)
+        return place
 
     def _forget(self, ranks: Iterable[int]) -> None:
         """These ranks never started."""
@@ -178,11 +236,13 @@ def _stay_on(cpu: int | None) -> None:
     """Keep this thread on one processor.
 
     As only one of the threads runs at a time, they lose nothing by sharing it, and a handover between
-    two processors with cold caches takes more than twice as long.
+    two processors with cold caches takes more than twice as long. Nor should a rank that is woken push aside
+    the one that woke it and is about to sleep: under SCHED_BATCH it does not, in half the time.
     """
     if cpu is not None and cpu >= 0:
         with suppress(OSError):
             os.sched_setaffinity(0, {cpu})
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _held_lock() -> LockType:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from refmodel.errors import Where
+from sim.diagnosis.sentence import ranks_text
 from sim.failures import Diverged
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Collection, Hashable, Sequence
 
     from refmodel.collectives import Call
 
@@ -43,7 +44,7 @@ class Divergence:
         did: dict[str, list[int]] = {}
         for rank, call in sorted(self.calls, key=lambda entry: entry[0] not in self.odd):
             did.setdefault(self._describe(call), []).append(rank)
-        sides = [f"{_ranks(ranks)} {_verb(ranks, what)}" for what, ranks in did.items()]
+        sides = [f"{ranks_text(ranks)} {_verb(ranks, what)}" for what, ranks in did.items()]
         return f"at call {self.sequence}, {', while '.join(sides)}"
 
     def _describe(self, call: Call | None) -> str:
@@ -51,7 +52,7 @@ class Divergence:
             return ""
         groups = {other.group for _, other in self.calls if other is not None}
         where = f" on group {call.group}" if len(groups) > 1 else ""
-        return f"{call.site}: {call.kind} {list(call.shape)} {call.dtype}{where}"
+        return f"{call.site}: {call.what}{where}"
 
 
 def diverged(world: str, divergence: Divergence, positions: Sequence[str] = ()) -> Diverged:
@@ -67,13 +68,18 @@ def diverged(world: str, divergence: Divergence, positions: Sequence[str] = ()) 
     )
 
 
-def first_divergence(ledgers: Sequence[Sequence[Call]]) -> Divergence | None:
-    """The first place where the ledgers of all ranks, in rank order, differ; None if V6 holds."""
+def first_divergence(
+    ledgers: Sequence[Sequence[Call]], finished: Collection[int] | None = None
+) -> Divergence | None:
+    """The first place where the ledgers of all ranks, in rank order, differ; None if V6 holds.
+
+    ``finished`` are the ranks that call no more; None means all.
+    """
     comparison = Comparison(len(ledgers))
     for rank, ledger in enumerate(ledgers):
         for call in ledger:
             comparison.issued(rank, call)
-    for rank in range(len(ledgers)):
+    for rank in range(len(ledgers)) if finished is None else sorted(finished):
         comparison.finished(rank)
     return comparison.divergence()
 
@@ -83,7 +89,8 @@ class Comparison:
 
     Calls of groups that hold all ranks are one ordered list, whichever group: swapping two of them hangs
     as surely as swapping within one. Calls of a smaller group are compared among its members, which are
-    the ranks that call it; a member that never does is not seen here.
+    the ranks that call it; a member that never does is not seen here. Messages from rank to rank are not
+    compared: they differ by their nature, and a world that matches them sees more.
     """
 
     def __init__(self, size: int) -> None:
@@ -95,6 +102,8 @@ class Comparison:
 
     def issued(self, rank: int, call: Call) -> None:
         """``rank`` issues ``call``, its next."""
+        if call.is_message:
+            return
         group = _EVERYONE if call.group_size == self._size else call.group
         mine = self._lists.setdefault(group, {}).setdefault(rank, [])
         longest = self._longest.setdefault(group, [])
@@ -102,7 +111,7 @@ class Comparison:
         mine.append(call)
         if place == len(longest):
             longest.append(call)
-        if not _same(call, longest[place]) or self._somebody_ended(group, place):
+        if call.key != longest[place].key or self._somebody_ended(group, place):
             self._note(group, place)
 
     def finished(self, rank: int) -> None:
@@ -130,7 +139,7 @@ class Comparison:
                 calls[rank] = mine[place]
             elif rank in self._finished:
                 calls[rank] = None
-        keys = {rank: None if call is None else _key(call) for rank, call in calls.items()}
+        keys = {rank: None if call is None else call.key for rank, call in calls.items()}
         sequence = max(call.sequence for call in calls.values() if call is not None)
         return Divergence(sequence, outvoted(keys), tuple(calls.items()))
 
@@ -155,21 +164,8 @@ def outvoted(votes: dict[int, Hashable]) -> tuple[int, ...]:
     return tuple(rank for rank, vote in votes.items() if vote != choice)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
-
-
 def _verb(ranks: Sequence[int], what: str) -> str:
     one = len(ranks) == 1
     if not what:
         return "makes no more calls" if one else "make no more calls"
     return f"{'issues' if one else 'issue'} {what}"
-
-
-def _key(call: Call) -> Hashable:
-    # Without the sequence: calls on smaller groups, which not every rank makes, count in it.
-    return call.site, call.kind, call.shape, call.dtype, call.group, call.group_size
-
-
-def _same(call: Call, other: Call) -> bool:
-    return _key(call) == _key(other)

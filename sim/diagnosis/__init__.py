@@ -1,0 +1,1 @@
+"""From what all ranks have called to what one of them did."""

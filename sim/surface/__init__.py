@@ -1,0 +1,1 @@
+"""What torch.distributed calls in every world: a process group that records each call and hands it on."""
