@@ -6,29 +6,37 @@ group initialised and passed as ``group``. It does not know its world; its resul
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from refmodel.collectives import Call
 from refmodel.errors import InvalidInput, Where
-from sim import ledger
-from sim.failures import WorldUnavailable
-from sim.lockstep.run import LockstepRun
-from sim.processes.pool import GlooPool
+from sim.diagnosis.explain import check_calls
+from sim.failures import InfrastructureFailed, RetryWarning, WorldUnavailable
+from sim.faults.fault import Fault, check_faults, check_happened
+from sim.lockstep.run import LockstepRun, Outcome
+from sim.lockstep.schedule import Schedule, randomly
+from sim.lockstep.self_check import self_check
+from sim.machine import (
+    LARGEST_GLOO,
+    LARGEST_LOCKSTEP,
+    missing_for_cuda,
+    missing_for_gloo,
+    missing_for_nccl,
+    missing_for_torchrun,
+)
+from sim.processes.pool import Pool
+from sim.surface.group import Span
+from sim.torchrun.member import Member
 
 T = TypeVar("T")
 Watch = Callable[[int, Call], None]
 
-# Threads, one running at a time: this many start and stop in under a second.
-LARGEST_LOCKSTEP = 1024
-# Processes of about 100 MB each, every one connected to every other.
-LARGEST_GLOO = 64
+KINDS = ("lockstep", "lockstep-cuda", "gloo", "nccl", "torchrun")
 _LONGEST_TIMEOUT_SECONDS = 24 * 3600.0
 
 
@@ -38,28 +46,24 @@ class Run(Generic[T]):
 
     results: tuple[T, ...]
     ledgers: tuple[tuple[Call, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Available:
-    """Whether this machine can run a kind of world."""
-
-    kind: str
-    available: bool
-    largest: int  # ranks; 0 if not available
-    note: str  # what the ranks are, or what is missing
+    spans: tuple[tuple[Span, ...], ...] = ()  # when each call was issued, and finished
+    retried: bool = False  # at the second attempt, as what it ran on had broken in the first
+    schedule: str = ""  # the token that replays it; of lockstep only
 
 
 class _Executor(Protocol):
+    # Whether a run after a failed one meets nothing of what that ran on.
+    starts_anew: bool
+
     def execute(
-        self, program: Callable[..., T], args: Sequence[Any], watch: Watch | None
-    ) -> tuple[list[T], list[list[Call]]]: ...
+        self, program: Callable[..., Any], args: Sequence[Any], watch: Watch | None, faults: Sequence[Fault]
+    ) -> tuple[list[Any], list[list[Call]], list[list[Span]]] | Outcome: ...
 
     def close(self) -> None: ...
 
 
 class World:
-    """``size`` ranks of one kind. Make one with :meth:`lockstep`, :meth:`gloo` or :meth:`parse`.
+    """``size`` ranks of one kind, made by :meth:`lockstep`, :meth:`gloo`, :meth:`nccl` or :meth:`started`.
 
     >>> def who(group):
     ...     return f"rank {group.rank()} of {group.size()}"
@@ -74,18 +78,25 @@ class World:
         self._executor = executor
 
     @classmethod
-    def lockstep(cls, size: int, *, seed: int = 0) -> World:
-        """All ranks in this process, one running at a time, in an order drawn from ``seed``.
+    def lockstep(
+        cls, size: int, *, seed: int = 0, schedule: Schedule | None = None, device: str = "cpu"
+    ) -> World:
+        """All ranks in this process, one running at a time, in the order of a schedule.
 
-        Every run with one seed has one schedule, whatever ran before. All ranks get the *same* argument
-        objects: a program must not write into them. Deadlocks and diverging calls are reported at once.
-        torch computes with one thread within the run, as in a gloo worker, so that results have the same
-        bits. Runs of several threads of this process take turns.
+        ``schedule`` is one of :mod:`sim.lockstep.schedule`; None draws every choice from ``seed``. Every run
+        with one schedule is the same, whatever ran before. ``device`` "cuda" binds this process's current
+        GPU to all groups (``refmodel.collectives.device_of``): the ranks share it.
 
-        Raises InvalidInput unless 1 ≤ size ≤ 1024.
+        All ranks get the *same* argument objects: a program must not write into them. Deadlocks and
+        diverging calls are reported at once. torch computes with one thread within the run, as in a gloo
+        worker, so that results have the same bits; each rank has a torch generator of its own, which starts
+        as in a new process. Runs of several threads of this process take turns.
+
+        Raises InvalidInput unless 1 ≤ size ≤ 1024; WorldUnavailable for "cuda" without a GPU.
         """
         _check_size("lockstep", size, LARGEST_LOCKSTEP)
-        return cls("lockstep", size, _Lockstep(size, seed))
+        kind = "lockstep" if device == "cpu" else f"lockstep-{device}"
+        return cls(kind, size, _Lockstep(size, schedule or randomly(seed), _bound_device(device)))
 
     @classmethod
     def gloo(cls, size: int, *, timeout: float = 60.0) -> World:
@@ -93,40 +104,99 @@ class World:
 
         The processes start at the first run, serve all runs, and end with :meth:`close`, with this object
         or with this process; after a failed run the next one starts new ones. Program, arguments and
-        results travel by pickle, the program by its name. ``timeout`` bounds each run, in seconds.
+        results travel by pickle, the program by its name. ``timeout`` bounds each run, in seconds from
+        when all ranks have imported the program.
 
         Raises InvalidInput unless 1 ≤ size ≤ 64 and 0 < timeout ≤ one day; WorldUnavailable if torch was
         built without gloo or this system has no forkserver.
         """
         _check_size("gloo", size, LARGEST_GLOO)
-        if not 0 < timeout <= _LONGEST_TIMEOUT_SECONDS:
-            raise InvalidInput(
-                "timeout",
-                expected=f"seconds, above 0 and at most {_LONGEST_TIMEOUT_SECONDS:g}",
-                received=timeout,
-                where=Where(path="timeout"),
-            )
-        missing = _missing_for_gloo()
-        if missing:
-            raise WorldUnavailable("gloo on this machine", expected="torch with gloo", received=missing)
-        return cls("gloo", size, GlooPool(size, timeout))
+        _check_timeout(timeout)
+        _check_available("gloo", "torch with gloo", missing_for_gloo())
+        return cls("gloo", size, Pool("gloo", size, timeout))
 
     @classmethod
-    def parse(cls, text: str, *, seed: int = 0) -> World:
-        """The world of a name such as "lockstep:4" or "gloo:2"; ``seed`` is that of a lockstep schedule.
+    def nccl(cls, size: int, *, timeout: float = 60.0) -> World:
+        """One process and one GPU a rank, on this machine, in an NCCL group.
 
-        Raises InvalidInput for any other text or size.
+        As :meth:`gloo`. Rank r has GPU r, as its current device and as ``group.bound_device_id``. Tensors in
+        arguments and results travel by value and arrive on the CPU.
+
+        Raises InvalidInput unless size ≥ 1 and 0 < timeout ≤ one day; WorldUnavailable if there are fewer
+        GPUs than ranks, or no NCCL.
+        """
+        _check_size("nccl", size, LARGEST_GLOO)
+        _check_timeout(timeout)
+        _check_available("nccl", "a GPU a rank and torch with NCCL", missing_for_nccl())
+        gpus = torch.cuda.device_count()
+        if size > gpus:
+            raise WorldUnavailable(
+                "nccl on this machine",
+                expected=f"{size} GPUs, one a rank",
+                received=f"{gpus} GPU{'' if gpus == 1 else 's'}",
+                fix=f"Run up to {gpus} ranks here, more under torchrun or on lockstep.",
+            )
+        return cls("nccl", size, Pool("nccl", size, timeout))
+
+    @classmethod
+    def started(cls, *, backend: str | None = None, timeout: float = 60.0) -> World:
+        """The world that this process was started in, as one of its ranks: by torchrun, say.
+
+        Every process makes it and runs the same programs in the same order, each as its own rank; each gets
+        the results and ledgers of all. A failure of one rank is raised on all. ``backend`` is "gloo" or
+        "nccl"; None takes NCCL where each process of a machine can have a GPU.
+
+        Raises WorldUnavailable if RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is not set or torch lacks the
+        backend; InvalidInput for another backend or timeout, or if this process already is in a process
+        group.
+        """
+        _check_timeout(timeout)
+        _check_available("torchrun", "a process that torchrun started", missing_for_torchrun())
+        member = Member(backend, timeout)
+        return cls("torchrun", member.size, member)
+
+    @classmethod
+    def parse(cls, text: str, *, seed: int = 0, schedule: Schedule | None = None) -> World:
+        """The world of a name such as "lockstep:4" or "gloo:2"; the rest is for :meth:`lockstep`.
+
+        "lockstep-cuda:8" is lockstep with its tensors on this machine's GPU.
+        "torchrun:8" is the world that was started, if it has 8 ranks; "torchrun" whatever it has.
+
+        Raises InvalidInput for any other text or size, and as the constructor of that kind.
         """
         kind, _, size = text.partition(":")
-        if kind not in ("lockstep", "gloo") or not (size.isascii() and size.isdigit()):
+        if kind not in KINDS or not ((size.isascii() and size.isdigit()) or text == "torchrun"):
             raise InvalidInput(
                 "world",
-                expected='"lockstep:" or "gloo:" and a number of ranks',
+                expected=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, a colon and a number of ranks",
                 received=repr(text),
                 where=Where(path="world"),
                 fix='For example "lockstep:4".',
             )
-        return cls.lockstep(int(size), seed=seed) if kind == "lockstep" else cls.gloo(int(size))
+        match kind:
+            case "lockstep":
+                return cls.lockstep(int(size), seed=seed, schedule=schedule)
+            case "lockstep-cuda":
+                return cls.lockstep(int(size), seed=seed, schedule=schedule, device="cuda")
+            case "gloo":
+                return cls.gloo(int(size))
+            case "nccl":
+                return cls.nccl(int(size))
+            case _:
+                return cls._started_with(int(size) if size else None)
+
+    @classmethod
+    def _started_with(cls, size: int | None) -> World:
+        world = cls.started()
+        if size is not None and size != world.size:
+            raise InvalidInput(
+                "ranks of torchrun",
+                expected=f"{world.size}, as were started",
+                received=size,
+                where=Where(path="world"),
+                fix="Start as many processes as the program has ranks.",
+            )
+        return world
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.size}"
@@ -144,22 +214,63 @@ class World:
         """What ``program(group, *args)`` returns on each rank, in rank order. Raises as :meth:`execute`."""
         return list(self.execute(program, *args).results)
 
-    def execute(self, program: Callable[..., T], *args: Any, watch: Watch | None = None) -> Run[T]:
-        """Results and ledgers of each rank.
+    def execute(
+        self,
+        program: Callable[..., T],
+        *args: Any,
+        watch: Watch | None = None,
+        faults: Sequence[Fault] = (),
+    ) -> Run[T]:
+        """Results, ledgers and spans of each rank.
 
         ``watch(rank, call)`` is called in this process for each call that a rank is about to issue; what it
-        raises ends the run and is raised here.
+        raises ends the run and is raised here. ``faults`` are what the ranks suffer.
 
         Raises :class:`~sim.failures.RunFailed`, always one of: RankFailed (a rank raised or died),
-        Diverged (V6), Deadlock (lockstep), TimedOut and WorldUnavailable (gloo). Raises InvalidInput if
-        program, arguments or results cannot travel (gloo), or if the run is started inside a rank
-        (lockstep). Nothing of a failed run is left running, and the world can be used again.
+        Diverged (V6), Deadlock (lockstep), TimedOut and InfrastructureFailed (processes). Raises
+        InvalidInput if program, arguments or results cannot travel (processes), or if the run is started
+        inside a rank (lockstep). Nothing of a failed run is left running, and the world can be used again.
+
+        Where processes or their connections break, and not the program, it is run once more, from its
+        start and with new processes: then RetryWarning says so, ``retried`` is set, and ``watch`` hears its
+        calls from #0 again. A program that failed, or that diverged, is never run again.
         """
-        results, ledgers = self._executor.execute(program, args, watch)
-        divergence = ledger.first_divergence(ledgers)
-        if divergence is not None:
-            raise ledger.diverged(str(self), divergence)
-        return Run(tuple(results), tuple(tuple(calls) for calls in ledgers))
+        check_faults(faults, self.size)
+        retried = False
+        try:
+            outcome = self._executor.execute(program, args, watch, faults)
+        except InfrastructureFailed as failure:
+            if not self._executor.starts_anew:
+                raise
+            warnings.warn(RetryWarning(f"{self} runs {_name(program)} again: {failure}"), stacklevel=2)
+            retried = True
+            outcome = self._executor.execute(program, args, watch, faults)
+        return self._finished(outcome, retried)
+
+    def self_check(self, program: Callable[..., T], *args: Any) -> Run[T]:
+        """Run twice by one schedule, and compare what every rank calls, sends and returns.
+
+        Raises Nondeterministic if something that the schedule does not control had a say, and names the
+        first call that differs; otherwise as :meth:`execute`. Of lockstep only: InvalidInput in other worlds.
+        """
+        if not isinstance(self._executor, _Lockstep):
+            raise InvalidInput(
+                "world of a self-check",
+                expected="lockstep, whose schedules can be replayed",
+                received=str(self),
+                where=Where(path="world"),
+            )
+        return self._finished(self._executor.self_check(program, args), retried=False)
+
+    def _finished(
+        self, outcome: tuple[list[Any], list[list[Call]], list[list[Span]]] | Outcome, retried: bool
+    ) -> Run[Any]:
+        if not isinstance(outcome, Outcome):
+            outcome = Outcome(*outcome)
+        check_happened(outcome.results)
+        check_calls(str(self), outcome.calls)
+        calls, spans = tuple(map(tuple, outcome.calls)), tuple(map(tuple, outcome.spans))
+        return Run(tuple(outcome.results), calls, spans, retried, outcome.schedule)
 
     def close(self) -> None:
         """End what the world keeps running between runs. A later run starts it again."""
@@ -169,44 +280,39 @@ class World:
 @dataclass(frozen=True, slots=True)
 class _Lockstep:
     size: int
-    seed: int
+    schedule: Schedule
+    device: torch.device | None
+
+    starts_anew = False
 
     def execute(
-        self, program: Callable[..., T], args: Sequence[Any], watch: Watch | None
-    ) -> tuple[list[T], list[list[Call]]]:
-        return LockstepRun(self.size, self.seed).execute(program, args, watch)
+        self, program: Callable[..., Any], args: Sequence[Any], watch: Watch | None, faults: Sequence[Fault]
+    ) -> Outcome:
+        run = LockstepRun(self.size, self.schedule, program, device=self.device, faults=faults)
+        return run.execute(args, watch)
+
+    def self_check(self, program: Callable[..., Any], args: Sequence[Any]) -> Outcome:
+        def make(schedule: Schedule) -> LockstepRun:
+            return LockstepRun(self.size, schedule, program, device=self.device)
+
+        return self_check(make, self.schedule, args)
 
     def close(self) -> None:
         """Nothing is kept between runs."""
 
 
-def available() -> tuple[Available, ...]:
-    """What this machine can run, of all kinds of worlds."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    missing = _missing_for_gloo()
-    return (
-        Available("lockstep", True, LARGEST_LOCKSTEP, "threads of one process, one running at a time"),
-        Available("gloo", False, 0, missing)
-        if missing
-        else Available("gloo", True, LARGEST_GLOO, f"processes, on {processors} processors"),
-        Available("nccl", False, 0, _missing_for_nccl()),
-    )
-
-
-def _missing_for_gloo() -> str:
-    if not dist.is_gloo_available():
-        return "torch was built without gloo"
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return "this system cannot start processes by forkserver"
-    return ""
-
-
-def _missing_for_nccl() -> str:
-    if not torch.cuda.is_available():
-        return "no CUDA GPU"
-    if not dist.is_nccl_available():
-        return "torch was built without NCCL"
-    return "this version has no NCCL world"
+def _bound_device(device: str) -> torch.device | None:
+    if device not in ("cpu", "cuda"):
+        raise InvalidInput(
+            "device of lockstep",
+            expected='"cpu" or "cuda"',
+            received=repr(device),
+            where=Where(path="device"),
+        )
+    if device == "cpu":
+        return None
+    _check_available("lockstep-cuda", "a GPU", missing_for_cuda())
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _check_size(kind: str, size: int, largest: int) -> None:
@@ -218,3 +324,22 @@ def _check_size(kind: str, size: int, largest: int) -> None:
             received=repr(size),
             where=Where(path="size"),
         )
+
+
+def _check_timeout(timeout: float) -> None:
+    if not 0 < timeout <= _LONGEST_TIMEOUT_SECONDS:
+        raise InvalidInput(
+            "timeout",
+            expected=f"seconds, above 0 and at most {_LONGEST_TIMEOUT_SECONDS:g}",
+            received=timeout,
+            where=Where(path="timeout"),
+        )
+
+
+def _check_available(kind: str, expected: str, missing: str) -> None:
+    if missing:
+        raise WorldUnavailable(f"{kind} on this machine", expected=expected, received=missing)
+
+
+def _name(program: Callable[..., object]) -> str:
+    return getattr(program, "__qualname__", repr(program))

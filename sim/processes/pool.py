@@ -1,8 +1,8 @@
-"""A pool of processes, one a rank, in one gloo group: started once, fed programs, killed as a whole.
+"""A pool of processes, one a rank, in one gloo or NCCL group: started once, fed programs, killed as a whole.
 
 The ledgers of the ranks are compared here while a program runs: two ranks that call different collectives
-are reported within a fraction of a second, where gloo itself would wait for its time limit, abort the
-process, or exchange the wrong data.
+are reported within a fraction of a second, where gloo and NCCL themselves would wait for a time limit, abort
+the process, or exchange the wrong data.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import selectors
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -25,19 +24,28 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from refmodel.collectives import Call
-from refmodel.errors import Where
-from sim.failures import WorldUnavailable
-from sim.processes.parcel import pack, unpack
-from sim.processes.progress import Progress, not_sendable
-from sim.processes.worker import Issues, Message, serve
+from sim.faults.fault import Fault
+from sim.processes.death import cause_of_death, count_memory_kills
+from sim.processes.laggards import line_of_stack, waits_by_stack
+from sim.processes.messages import Alive, Issues, Message, Ready
+from sim.processes.parcel import pack, pack_case, unpack
+from sim.processes.progress import Death, Progress
+from sim.processes.worker import STACK_SIGNAL, serve, stack_file
+from sim.surface.group import Span
 
 T = TypeVar("T")
 Watch = Callable[[int, Call], None]
 
 # Two cores start 8 ranks in 3 s; a busy machine takes its time.
 _START_SECONDS = 120.0
+# To import a program, before its own time limit begins.
+_LOAD_SECONDS = 60.0
 # When one rank fails the others soon follow, or are about to: wait this long before naming the cause.
 _SETTLE_SECONDS = 0.2
+# When ranks have lost another one, it is known at once which, unless the machine is very busy.
+_CAUSE_SECONDS = 1.0
+# For a process to write down where it is, however deep it waits.
+_ASK_SECONDS = 0.4
 
 
 @dataclass(eq=False, slots=True)
@@ -53,30 +61,39 @@ class _Worker:
                 yield unpack(self.pipe.recv_bytes())
 
 
-class GlooPool:
-    """``size`` processes in one gloo group, started at the first run and again after a failed one.
+class Pool:
+    """``size`` processes in one group of ``kind``, started at the first run and again after a failed one.
 
     ``timeout`` in seconds bounds each run. The processes end with :meth:`close`, with this object, with
     this process, and with any failed run, whichever comes first.
     """
 
-    def __init__(self, size: int, timeout: float) -> None:
+    # What broke a run may be gone with its processes.
+    starts_anew = True
+
+    def __init__(self, kind: str, size: int, timeout: float) -> None:
+        self._kind = kind
         self._size = size
         self._timeout = timeout
-        self._world = f"gloo:{size}"
+        self._world = f"{kind}:{size}"
         self._workers: list[_Worker] = []
+        self._folder = ""
         self._end: Callable[[], object] = lambda: None
         self._busy = threading.Lock()
 
     def execute(
-        self, program: Callable[..., T], args: Sequence[Any], watch: Watch | None
-    ) -> tuple[list[T], list[list[Call]]]:
-        """The result and the calls of each rank, in rank order."""
-        payload = _packed(program, args)
+        self, program: Callable[..., T], args: Sequence[Any], watch: Watch | None, faults: Sequence[Fault]
+    ) -> tuple[list[T], list[list[Call]], list[list[Span]]]:
+        """What each rank returned, and called, and when."""
+        payload = pack_case(program, args, faults)
         with self._busy, self._ended_on_failure():
             if not self._workers:
                 self._start()
-            return self._feed(pack((sys.path, payload)), watch)
+            progress = self._feed(pack((sys.path, payload)), watch)
+            results = progress.results()
+        if not all(returned.serves_on for returned in progress.returned.values()):
+            self.close()  # the program has destroyed the group
+        return results, progress.calls, progress.spans()
 
     def close(self) -> None:
         """End the processes. A later run starts new ones."""
@@ -95,14 +112,14 @@ class GlooPool:
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed", "sim.processes.worker"])
-        folder = tempfile.mkdtemp(prefix="cpkv-")
+        self._folder = tempfile.mkdtemp(prefix="cpkv-")
         workers = self._workers
-        self._end = weakref.finalize(self, _end, workers, folder, os.getpid())
+        self._end = weakref.finalize(self, _end, workers, self._folder, os.getpid())
         for rank in range(self._size):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=serve,
-                args=(rank, self._size, folder, theirs),
+                args=(self._kind, rank, self._size, self._folder, theirs),
                 name=f"{self._world} rank {rank}",
                 daemon=True,
             )
@@ -116,19 +133,15 @@ class GlooPool:
         ready: set[int] = set()
 
         def hear(rank: int, message: Message) -> None:
-            ready.add(rank)
+            progress.note(rank, message)
+            if isinstance(message, Ready):
+                ready.add(rank)
 
         self._listen(progress, hear, _START_SECONDS, lambda: len(ready) == self._size)
         if len(ready) < self._size:
-            missing = sorted(set(range(self._size)) - ready)
-            raise WorldUnavailable(
-                f"{self._world} does not start",
-                expected=f"{self._size} processes in one gloo group within {_START_SECONDS:g} s",
-                received=", ".join(f"rank {rank} {progress.dead.get(rank, 'silent')}" for rank in missing),
-                fix='A script needs `if __name__ == "__main__":` around what it runs, as workers import it.',
-            )
+            raise progress.never_started(ready, _START_SECONDS)
 
-    def _feed(self, case: bytes, watch: Watch | None) -> tuple[list[Any], list[list[Call]]]:
+    def _feed(self, case: bytes, watch: Watch | None) -> Progress:
         progress = Progress(self._world, self._size)
 
         def hear(rank: int, message: Message) -> None:
@@ -139,10 +152,36 @@ class GlooPool:
         for worker in self._workers:
             with suppress(ConnectionError):  # it died; its sentinel tells
                 worker.pipe.send_bytes(case)
-        self._listen(progress, hear, self._timeout, progress.complete)
+        self._listen(progress, hear, _LOAD_SECONDS, progress.all_loaded)
+        if progress.all_loaded():
+            self._listen(progress, hear, self._timeout, progress.complete)
         if not progress.complete():
-            raise progress.verdict(self._timeout)
-        return [_unpacked(progress.returned[rank], rank) for rank in range(self._size)], progress.calls
+            if not progress.troubled():
+                self._ask_where(progress)
+            raise progress.verdict(self._timeout if progress.all_loaded() else _LOAD_SECONDS)
+        return progress
+
+    def _ask_where(self, progress: Progress) -> None:
+        """Time is up: let the ranks that have not returned write down where they are."""
+        asked = {
+            worker.rank: stack_file(self._folder, worker.rank)
+            for worker in self._workers
+            if worker.rank not in progress.returned and worker.process.is_alive()
+        }
+        for rank in asked:
+            identity = self._workers[rank].process.pid
+            assert identity is not None
+            with suppress(ProcessLookupError):  # it has just died
+                os.kill(identity, STACK_SIGNAL)
+        until = time.monotonic() + _ASK_SECONDS
+        while asked and time.monotonic() < until:
+            time.sleep(_ASK_SECONDS / 20)
+            for rank, file in list(asked.items()):
+                stack = file.read_text()
+                line = line_of_stack(stack)
+                if line:
+                    progress.note(rank, Alive(line, waits_by_stack(stack)))
+                    del asked[rank]
 
     def _listen(
         self,
@@ -153,12 +192,14 @@ class GlooPool:
     ) -> None:
         """Hear all ranks until the case is complete, or its failure settled, or time is up."""
         until = time.monotonic() + seconds
-        troubled = False
+        memory_kills = count_memory_kills()
+        noticed = False
         with _selecting(self._workers) as selector:
             while not complete() and not progress.settled():
-                if not troubled and progress.troubled():
-                    troubled = True
-                    until = min(until, time.monotonic() + _SETTLE_SECONDS)
+                if not noticed and progress.troubled():
+                    noticed = True
+                    patience = _CAUSE_SECONDS if progress.lacks_cause() else _SETTLE_SECONDS
+                    until = min(until, time.monotonic() + patience)
                 remaining = until - time.monotonic()
                 if remaining <= 0:
                     return
@@ -167,7 +208,9 @@ class GlooPool:
                     for message in worker.hear():
                         hear(worker.rank, message)
                     if not alive:
-                        progress.dead[worker.rank] = _cause_of_death(worker.process)
+                        cause = cause_of_death(worker.process.exitcode)
+                        of_memory = "SIGKILL" in cause and count_memory_kills() > memory_kills
+                        progress.dead[worker.rank] = Death(cause, of_memory)
                         selector.unregister(worker.pipe)
                         selector.unregister(worker.process.sentinel)
 
@@ -192,36 +235,3 @@ def _selecting(workers: Sequence[_Worker]) -> Iterator[selectors.BaseSelector]:
             selector.register(worker.pipe, selectors.EVENT_READ, worker)
             selector.register(worker.process.sentinel, selectors.EVENT_READ, worker)
         yield selector
-
-
-def _cause_of_death(process: BaseProcess) -> str:
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
-
-
-def _packed(program: Callable[..., object], args: Sequence[Any]) -> bytes:
-    """Program and arguments as bytes: the program by its name, tensors by value."""
-    try:
-        return pack((program, tuple(args)))
-    except Exception as raised:
-        parts = {"program": program} | {f"argument {number}": arg for number, arg in enumerate(args)}
-        culprits = [what for what, part in parts.items() if not _can_be_packed(part)]
-        received = f"{type(raised).__name__}: {raised}"
-        raise not_sendable(", ".join(culprits), received, Where()) from raised
-
-
-def _can_be_packed(part: object) -> bool:
-    try:
-        pack(part)
-    except Exception:
-        return False
-    return True
-
-
-def _unpacked(result: bytes, rank: int) -> Any:
-    try:
-        return unpack(result)
-    except Exception as raised:
-        raise not_sendable("result", f"{type(raised).__name__}: {raised}", Where(rank=rank)) from raised

@@ -1,11 +1,11 @@
 """The life of a worker process, and what it says to its parent.
 
-It tells of each collective *before* it issues it, so that its position is known also when it can no longer
-say it.
+It tells of each call *before* it issues it, so that its position is known also when it can no longer say it.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import shutil
@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,84 +21,74 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from refmodel.collectives import Call, Ledger, recording
-from sim.failures import traceback_text
+from sim.processes import relay
+from sim.processes.messages import Begins, Issues, Loaded, Message, Ready
 from sim.processes.parcel import pack, unpack
+from sim.processes.rank import Seat, failed
+from sim.surface.group import Recorder
 
-# The parent keeps the time limit of a run; that of gloo must not come first.
-_GLOO_PATIENCE = timedelta(days=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Issues:
-    call: Call
+# The parent keeps the time limit of a run; that of torch must not come first.
+_PATIENCE = timedelta(days=1)
+# Asks a worker to write down where it is.
+STACK_SIGNAL = signal.SIGUSR1
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    result: bytes  # packed
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    problem: str  # what cannot be done: "program", "result"; empty if the program raised
-    received: str
-    traceback: str
-    when: float  # of the machine's monotonic clock, which all processes share
-
-
-Message = Ready | Issues | Returned | Failed
-
-
-def serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
+def serve(kind: str, rank: int, size: int, folder: str, pipe: Connection) -> None:
     """The life of a worker: meet the others in ``folder``, then run what comes through the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
     _end_with_parent(folder)
     torch.set_num_threads(1)
-    # All ranks are on this machine; its host name may not lead to it.
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo",
-        init_method=(Path(folder) / "rendezvous").as_uri(),
-        rank=rank,
-        world_size=size,
-        timeout=_GLOO_PATIENCE,
-    )
-    group = dist.group.WORLD
-    assert group is not None
+    recorder = Recorder(time.monotonic_ns)
+    try:
+        faulthandler.register(STACK_SIGNAL, stack_file(folder, rank).open("w"), all_threads=True)
+        seat = Seat(_meet(kind, rank, size, folder, recorder), recorder)
+    except BaseException as raised:
+        _say(pipe, failed("start", raised))
+        return
     _say(pipe, Ready())
     with suppress(EOFError):
         while True:
-            _say(pipe, _perform(pipe.recv_bytes(), group, pipe))
+            _say(pipe, _perform(pipe.recv_bytes(), seat, pipe))
 
 
-def _perform(case: bytes, group: dist.ProcessGroup, pipe: Connection) -> Message:
+def _perform(case: bytes, seat: Seat, pipe: Connection) -> Message:
+    path, payload = unpack(case)
+    seat.renew(lambda call: _say(pipe, Issues(call)))
+    _say(pipe, Begins())
     try:
-        path, payload = unpack(case)
         sys.path[:] = path
-        program, args = unpack(payload)
+        program, args, faults = unpack(payload)
     except BaseException as raised:
-        return _failed("program and arguments", raised)
-    try:
-        with recording(Ledger(listener=lambda call: _say(pipe, Issues(call)))):
-            result = program(group, *args)
-    except BaseException as raised:
-        return _failed("", raised)
-    try:
-        return Returned(pack(result))
-    except Exception as raised:
-        return _failed("result", raised)
+        return failed("program and arguments", raised)
+    _say(pipe, Loaded())
+    return seat.perform(program, args, faults)
 
 
-def _failed(problem: str, raised: BaseException) -> Failed:
-    received = f"{type(raised).__name__}: {raised}"
-    return Failed(problem, received, traceback_text(raised, skip=__name__), time.monotonic())
+def stack_file(folder: str, rank: int) -> Path:
+    """Where a worker that gets ``STACK_SIGNAL`` writes its stack."""
+    return Path(folder) / f"stack.{rank}"
+
+
+def _meet(kind: str, rank: int, size: int, folder: str, recorder: Recorder) -> dist.ProcessGroup:
+    device = None
+    if kind == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    elif sys.platform == "linux":
+        # All ranks are on this machine; its host name may not lead to it.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    relay.register(kind, recorder, device)
+    dist.init_process_group(
+        relay.backend_name(kind),
+        init_method=(Path(folder) / "rendezvous").as_uri(),
+        rank=rank,
+        world_size=size,
+        timeout=_PATIENCE,
+        device_id=device,
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    return group
 
 
 def _say(pipe: Connection, message: Message) -> None:
