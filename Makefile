@@ -19,6 +19,7 @@ lint: $(INSTALLED)
 
 types: $(INSTALLED)
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks examples
 
 mutants: $(INSTALLED)  ## every wrong version must be caught
 	$(BIN)/cpkv mutants

@@ -72,18 +72,22 @@ def gloo_world() -> Iterator[Callable[[int], World]]:
 # -- reachability: a whole run that never had an empty rank, say, proves little, and fails -----------------
 
 
-class _Reached:
-    """Marks reached by all pytest workers together."""
+# Marks that the workers of xdist have reached, at their controller.
+_MARKS = pytest.StashKey[set[str]]()
 
-    def __init__(self) -> None:
-        self.marks: set[str] = set()
+
+class _Controller:
+    """Hears what each worker of xdist has reached; without xdist nobody calls it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.marks = config.stash.setdefault(_MARKS, set())
 
     def pytest_testnodedown(self, node: object) -> None:
         self.marks |= set(getattr(node, "workeroutput", {}).get("marks", ()))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.pluginmanager.register(_Reached(), "cpkv-reached")
+    session.config.pluginmanager.register(_Controller(session.config), "cpkv-reached")
 
 
 def _is_whole_run(config: pytest.Config) -> bool:
@@ -95,8 +99,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workeroutput"):  # a worker of xdist: hand over to the controller
         session.config.workeroutput["marks"] = sorted(reached.marks)
         return
-    plugin = session.config.pluginmanager.get_plugin("cpkv-reached")
-    missing = set(MARKS) - reached.marks - plugin.marks
+    elsewhere: set[str] = session.config.stash[_MARKS]
+    missing = set(MARKS) - reached.marks - elsewhere
     if exitstatus == pytest.ExitCode.OK and _is_whole_run(session.config) and missing:
         print(f"\nno test reached: {', '.join(sorted(missing))}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -18,14 +18,15 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+from properties.command_line import PLAIN, cpkv
 from properties.mutants import MUTANTS
 from refmodel.laws import LAWS
 from sim.cases.build import build_case
 from sim.cases.scenario import catalogue
 from sim.cases.trace import read_trace
-from sim.cli import app, commands
+from sim.cli import commands
 from sim.gate import campaign
 from sim.gate.marks import MARKS
 from sim.gate.record import Entry
@@ -34,9 +35,6 @@ from sim.picture.anatomy import anatomy
 from sim.picture.strip import print_forward
 from sim.report.console import LOG_COLUMNS
 from sim.world import World
-
-# A terminal's width and colours, and what a CI service says of itself, are not part of these tests.
-PLAIN = dict.fromkeys(("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "CI", "TTY_COMPATIBLE"))
 
 HOLDS = """
 title: A short prompt, and its next turn
@@ -51,10 +49,6 @@ steps:
     padding: 3
 """
 BREAKS = HOLDS.replace("[1, 2]", "[2, 1]")
-
-
-def cpkv(*args: object, env: dict[str, str] | None = None) -> Result:
-    return CliRunner().invoke(app, [str(arg) for arg in args], env=PLAIN | (env or {}), prog_name="cpkv")
 
 
 @pytest.fixture
@@ -292,8 +286,8 @@ def test_a_trace_is_the_same_on_processes() -> None:
 
 
 def test_a_trace_that_is_another_on_another_world_breaks_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_differently(run: TraceRun, world: World, tick: Callable[[], None]) -> Entry:
-        return msgspec.structs.replace(run_trace(run, world, tick), digest=run.world)
+    def run_differently(run: TraceRun, world: World, *told: Any) -> Entry:
+        return msgspec.structs.replace(run_trace(run, world, *told), digest=run.world)
 
     monkeypatch.setattr(campaign, "run_trace", run_differently)
     worlds = ("--world", "lockstep:2", "--world", "lockstep:3")

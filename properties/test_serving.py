@@ -72,7 +72,7 @@ def _hold(scenario: Scenario, seed: int = 0) -> Outcome:
     for forward in case.forwards:
         plan = forward.plan(case.grid, case.split)
         reached.note(plan, write_verdict(plan, current_slots(plan, forward.tables)))
-    outcome = run_scenario(scenario, World.lockstep(scenario.world_size, seed=seed), seed=seed)
+    outcome = run_scenario(scenario, World.lockstep(scenario.world_size, seed=seed))
     assert outcome.held, "\n".join(map(str, outcome.findings))
     return outcome
 

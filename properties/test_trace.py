@@ -18,6 +18,7 @@ from refmodel.layout.geometry import Extent, ceil_div
 from refmodel.layout.ownership import owner
 from sim.cases.trace import BLOCK, Request, Rotation, generate_trace, read_trace, trace_case, write_trace
 from sim.gate.record import Entry
+from sim.gate.setting import Setting
 from sim.gate.traces import TraceRun, bytes_moved, run_trace
 from sim.world import World
 
@@ -41,7 +42,7 @@ def _run(
     rotation: Rotation = "none",
     seed: int = 0,
 ) -> Entry:
-    run = TraceRun("hand-made", requests, f"lockstep:{world_size}", page_size, rotation, seed)
+    run = TraceRun("hand-made", requests, f"lockstep:{world_size}", page_size, rotation, Setting(seed))
     with run.open_world() as world:
         return run_trace(run, world)
 

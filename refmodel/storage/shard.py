@@ -62,8 +62,14 @@ class Shard:
 
 
 def empty_shard(
-    grid: Grid, rank: int, row_format: RowFormat, local_pages: int, *, poison: float | int | None = None
+    grid: Grid,
+    rank: int,
+    row_format: RowFormat,
+    local_pages: int,
+    *,
+    poison: float | int | None = None,
+    device: torch.device | None = None,
 ) -> Shard:
-    """A shard of ``local_pages`` pages, dummy included, in which every slot is poison."""
+    """A shard of ``local_pages`` pages, dummy included; every slot is poison. Default device: the CPU."""
     rows = row_format.poison_rows(local_pages * grid.page_size, poison)
-    return Shard(grid, rank, row_format, rows)
+    return Shard(grid, rank, row_format, rows.to(device or "cpu"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,19 +10,23 @@ import torch
 import typer
 
 from refmodel.errors import InvalidInput
-from sim.cases.scenario import Scenario
 from sim.cases.trace import Rotation
 from sim.commands.listing import print_scenarios
-from sim.gate.campaign import execute, named_scenarios, plan_campaign
+from sim.faults.fault import Fault
+from sim.gate.campaign import Campaign, execute, is_started, named_scenarios, plan_campaign
 from sim.gate.record import Report, as_json
+from sim.gate.setting import Setting
 from sim.gate.traces import DEFAULT_PAGE, DEFAULT_RANKS, EMBEDDED, TraceRun, choose_traces
+from sim.machine import started_rank
 from sim.report.console import open_console, ticking
 from sim.report.github import annotation_lines
 from sim.report.junit import as_junit
 from sim.report.text import print_report
+from sim.timeline import Timed, write_timeline
 
 _TRACES = "Traces"
 _REPORTS = "Reports"
+_CONDITIONS = "Conditions"
 
 
 def gate(
@@ -39,6 +42,28 @@ def gate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the schedule of ranks.")] = 0,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help='Order of ranks on lockstep: "random", "in-order", "pct", or the token of a run.',
+            rich_help_panel=_CONDITIONS,
+        ),
+    ] = "random",
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='What a rank suffers, such as "skip rank=1 at=kv.view"; may be repeated.',
+            rich_help_panel=_CONDITIONS,
+        ),
+    ] = None,
+    self_check: Annotated[
+        bool,
+        typer.Option(
+            "--self-check",
+            help="On lockstep, run each schedule twice and compare: nothing else may have a say.",
+            rich_help_panel=_CONDITIONS,
+        ),
+    ] = False,
     list_only: Annotated[bool, typer.Option("--list", help="List the scenarios and run nothing.")] = False,
     trace: Annotated[
         str | None,
@@ -70,11 +95,18 @@ def gate(
     json: Annotated[
         Path | None, typer.Option(help="Write all that was found there.", rich_help_panel=_REPORTS)
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write what every rank called, and when, there; Perfetto opens it.", rich_help_panel=_REPORTS
+        ),
+    ] = None,
 ) -> None:
     """Run scenarios and traces on worlds, and say whether every law held.
 
     Without arguments: the whole catalogue, then a small embedded trace. Exit code 0: all held; 1: a law
-    broke, and each failure ends in the line that replays it; 2: the input makes no sense.
+    broke, and each failure ends in the line that replays it; 2: nothing can be said, since the input makes
+    no sense or what the ranks run on broke twice.
 
     **Examples**
 
@@ -83,12 +115,16 @@ def gate(
     - `cpkv gate my.yaml --world gloo`: a file of your own, on processes
     - `cpkv gate --trace trace.jsonl --requests 1000 --cp 8`: a trace at full length
     - `cpkv gate --junit gate.xml`: for continuous integration
+    - `cpkv gate chunked --fault "skip rank=1 at=kv.view"`: a rank that leaves a gather out
+    - `cpkv gate worked/tokens-300 --timeline run.json`: what each rank called, for ui.perfetto.dev
     """
     names = scenario or []
     if list_only:
         print_scenarios(named_scenarios(names), open_console())
         return
-    _refuse_missing_folders(junit=junit, json=json)
+    _refuse_missing_folders(junit=junit, json=json, timeline=timeline)
+    faults = tuple(Fault.parse(text) for text in fault or [])
+    setting = Setting(seed=seed, schedule=schedule, faults=faults, self_check=self_check)
     traces: list[TraceRun] = []
     if names and trace is None:
         _refuse_without_trace(requests=requests, cp=cp, page=page, rotation=rotation)
@@ -100,34 +136,45 @@ def gate(
             ranks=cp,
             page_size=page,
             rotation=rotation,
-            seed=seed,
+            setting=setting,
         )
     scenarios = named_scenarios(names) if names or trace is None else []
-    report = _run(scenarios, traces, worlds=world or [], named=bool(names), seed=seed)
+    timed: list[Timed] | None = None if timeline is None else []
+    campaign = plan_campaign(scenarios, traces, worlds=world or [], named=bool(names), setting=setting)
+    # Of processes that torchrun started, all run and come to one verdict; the first one reports.
+    reporting = not is_started(campaign) or started_rank() == 0
+    report = _run(campaign, timed, reporting)
+    if reporting:
+        _write(report, timed or [], junit=junit, json=json, timeline=timeline)
+    raise typer.Exit(_exit_code(report))
+
+
+def _write(
+    report: Report, timed: list[Timed], *, junit: Path | None, json: Path | None, timeline: Path | None
+) -> None:
     if junit is not None:
         junit.write_bytes(as_junit(report))
     if json is not None:
         json.write_bytes(as_json(report))
-    raise typer.Exit(0 if report.held else 1)
+    if timeline is not None:
+        write_timeline(timeline, timed)
 
 
-def _run(
-    scenarios: Sequence[Scenario],
-    traces: Sequence[TraceRun],
-    *,
-    worlds: Sequence[str],
-    named: bool,
-    seed: int,
-) -> Report:
-    """Check everything, run it, print what came out."""
+def _exit_code(report: Report) -> int:
+    if report.held:
+        return 0
+    return 2 if report.says_nothing else 1
+
+
+def _run(campaign: Campaign, timed: list[Timed] | None, reporting: bool) -> Report:
+    """Run it and print what came out."""
     # Index tensors are short: more threads would spend longer on waking up than on the work.
     torch.set_num_threads(1)
-    console = open_console()
-    campaign = plan_campaign(scenarios, traces, worlds=worlds, named=named, seed=seed)
+    console = open_console(quiet=not reporting)
     with ticking(console, campaign.ticks) as tick:
-        report = execute(campaign, tick)
+        report = execute(campaign, tick, timed)
     print_report(report, console)
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    if reporting and os.environ.get("GITHUB_ACTIONS") == "true":
         for line in annotation_lines(report):
             typer.echo(line)
     return report

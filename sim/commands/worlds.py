@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 
 from sim.gate.record import as_json
+from sim.machine import available
 from sim.report.console import open_console
-from sim.world import available
 
 
 def worlds(

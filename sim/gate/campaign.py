@@ -12,10 +12,12 @@ import msgspec
 from refmodel.errors import Finding
 from sim.cases.build import build_case
 from sim.cases.scenario import Scenario, catalogue, find_scenarios
+from sim.faults.fault import check_faults
 from sim.gate.record import Entry, Report, broken, entry_of, report_of
 from sim.gate.runs import Worlds, choose_runs, run_all
+from sim.gate.setting import Setting
 from sim.gate.traces import TraceRun, run_trace
-from sim.world import World
+from sim.timeline import Timed, timed_run
 
 Tick = Callable[[str], None]
 
@@ -27,7 +29,7 @@ class Campaign:
     scenarios: Sequence[tuple[Scenario, str]]
     traces: Sequence[TraceRun]
     whole_catalogue: bool
-    seed: int
+    setting: Setting
 
     @property
     def ticks(self) -> int:
@@ -48,17 +50,18 @@ def plan_campaign(
     *,
     worlds: Sequence[str],
     named: bool,
-    seed: int,
+    setting: Setting,
 ) -> Campaign:
     """:class:`InvalidInput` for a scenario that makes no sense, or a world that fits none."""
-    runs = choose_runs(scenarios, worlds, named=named) if scenarios else []
+    runs = choose_runs(scenarios, worlds) if scenarios else []
     chosen = {scenario.file for scenario, _ in runs}
     whole = bool(scenarios) and not named and chosen == {scenario.file for scenario in scenarios}
-    campaign = Campaign(runs, traces, whole_catalogue=whole, seed=seed)
+    campaign = Campaign(runs, traces, whole_catalogue=whole, setting=setting)
     for scenario in scenarios:
         build_case(scenario)
+        check_faults(setting.faults, scenario.world_size)
     for world in campaign_worlds(campaign):
-        World.parse(world).close()
+        setting.open(world).close()
     return campaign
 
 
@@ -68,34 +71,41 @@ def campaign_worlds(campaign: Campaign) -> set[str]:
     return sized | {trace.world for trace in campaign.traces}
 
 
-def execute(campaign: Campaign, tick: Tick) -> Report:
-    """Run it all. ``tick(label)`` follows the progress."""
+def is_started(campaign: Campaign) -> bool:
+    """Whether it runs in the world that this process was started in, by torchrun."""
+    return any(world.startswith("torchrun") for world in campaign_worlds(campaign))
+
+
+def execute(campaign: Campaign, tick: Tick, timed: list[Timed] | None = None) -> Report:
+    """Run it all. ``tick(label)`` follows the progress; ``timed`` is given the spans of every run."""
     start = time.perf_counter()
     marks: set[str] = set()
-    entries = [*_run_scenarios(campaign, marks, tick), *_run_traces(campaign, tick)]
+    timed = [] if timed is None else timed
+    entries = [*_run_scenarios(campaign, marks, tick, timed), *_run_traces(campaign, tick, timed)]
     return report_of(
         entries,
         marks,
         whole_catalogue=campaign.whole_catalogue,
-        seed=campaign.seed,
+        seed=campaign.setting.seed,
         seconds=time.perf_counter() - start,
     )
 
 
-def _run_scenarios(campaign: Campaign, marks: set[str], tick: Tick) -> Iterator[Entry]:
-    with Worlds(campaign.seed) as worlds:
+def _run_scenarios(campaign: Campaign, marks: set[str], tick: Tick, timed: list[Timed]) -> Iterator[Entry]:
+    with Worlds(campaign.setting) as worlds:
         for outcome in run_all(campaign.scenarios, worlds):
             marks |= outcome.marks
             tick(f"{outcome.scenario.file} on {outcome.world}")
+            timed.append(timed_run(outcome.scenario.file, outcome.world, outcome.spans))
             yield entry_of(outcome)
 
 
-def _run_traces(campaign: Campaign, tick: Tick) -> Iterator[Entry]:
+def _run_traces(campaign: Campaign, tick: Tick, timed: list[Timed]) -> Iterator[Entry]:
     """One trace on some worlds: what its ranks see must not depend on them."""
     first: Entry | None = None
     for trace in campaign.traces:
         with trace.open_world() as world:
-            entry = run_trace(trace, world, partial(tick, f"trace on {trace.world}"))
+            entry = run_trace(trace, world, partial(tick, f"trace on {trace.world}"), timed)
         first = first or entry
         yield _agreeing(entry, first)
 

@@ -13,15 +13,25 @@ import torch
 import torch.distributed as dist
 
 from refmodel.collectives import Call
-from refmodel.errors import CpkvError, FallbackWarning, Finding, Where
+from refmodel.errors import FallbackWarning, Finding, Where
 from refmodel.oracle import causal_mla, relative_error
 from refmodel.storage.identity import Cache
 from sim.cases.case import ATTENTION, Case
-from sim.failures import Deadlock, Diverged, RunFailed, WorldUnavailable
+from sim.failures import (
+    Deadlock,
+    Diverged,
+    InfrastructureFailed,
+    RankFailed,
+    RunFailed,
+    WorldUnavailable,
+)
+from sim.gate.setting import PLAIN, Setting
 from sim.serving.program import SM_SCALE, RankReport, queries, serve
+from sim.surface.group import Span
 from sim.world import Run, Watch, World
 
 FP64_BUDGET = 1e-10  # relative, law A5
+INFRASTRUCTURE = "infrastructure"  # stands where a law would, when nothing can be said about the program
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +41,9 @@ class Verdict:
     findings: tuple[Finding, ...]
     reports: tuple[RankReport, ...] = ()  # of each rank; none if the run ended without results
     ledgers: tuple[tuple[Call, ...], ...] = ((),)
+    spans: tuple[tuple[Span, ...], ...] = ()
+    schedule: str = ""  # the token that replays it; of lockstep only
+    retried: bool = False
 
     @property
     def digest(self) -> str:
@@ -52,23 +65,25 @@ class Verdict:
         return self.reports[0].fallbacks if self.reports else 0
 
 
-def try_case(world: World, case: Case, watch: Watch | None = None) -> Verdict:
+def try_case(world: World, case: Case, setting: Setting = PLAIN, watch: Watch | None = None) -> Verdict:
     """Serve a case and judge it. A run that fails is a finding; a world that is missing is an error."""
     try:
-        run = _serve_quietly(world, case, watch)
+        run = _serve_quietly(world, case, setting, watch)
     except WorldUnavailable:
         raise
     except RunFailed as failure:
-        return Verdict((_finding_of(failure),))
+        return Verdict((_finding_of(failure),), schedule=failure.schedule)
     findings = tuple(judge(case, run.results, run.ledgers[0]))
-    return Verdict(findings, run.results, run.ledgers)
+    return Verdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried)
 
 
-def _serve_quietly(world: World, case: Case, watch: Watch | None) -> Run[RankReport]:
+def _serve_quietly(world: World, case: Case, setting: Setting, watch: Watch | None) -> Run[RankReport]:
     """Without a warning for each fallback."""
     # Here for ranks that are threads, and in the program for ranks that are processes.
     with _fallbacks_unwarned():
-        return world.execute(_serve_unwarned, case, watch=watch)
+        if setting.self_check and world.kind.startswith("lockstep"):
+            return world.self_check(_serve_unwarned, case)
+        return world.execute(_serve_unwarned, case, watch=watch, faults=setting.faults)
 
 
 def _serve_unwarned(group: dist.ProcessGroup, case: Case) -> RankReport:
@@ -84,13 +99,18 @@ def _fallbacks_unwarned() -> Iterator[None]:
         yield
 
 
+# What broke, where no rank found it: a law, or what the run stood on.
+_LAW_OF_FAILURE = {Deadlock: "V6", Diverged: "V6", InfrastructureFailed: INFRASTRUCTURE}
+
+
 def _finding_of(failure: RunFailed) -> Finding:
-    """A run that ended without results, as a finding."""
-    law = "V6" if isinstance(failure, (Deadlock, Diverged)) else "crash"
-    # What a failure says beyond its first line: where each rank was, and the traceback.
-    details = str(failure).removeprefix(CpkvError.__str__(failure))
-    advice = f"\n{failure.fix}" if failure.fix else ""
-    return Finding(law, failure.what, failure.expected, f"{failure.received}{advice}{details}", failure.where)
+    """A run that ended without results: where each rank was, and the traceback if there is one."""
+    law = next((law for kind, law in _LAW_OF_FAILURE.items() if isinstance(failure, kind)), "crash")
+    lines = [failure.received, *([failure.fix] if failure.fix else [])]
+    lines += [f"rank {rank}: {position}" for rank, position in enumerate(failure.positions)]
+    if isinstance(failure, RankFailed) and failure.traceback:
+        lines.append(failure.traceback.rstrip())
+    return Finding(law, failure.what, failure.expected, "\n".join(lines), failure.where)
 
 
 def judge(case: Case, reports: Sequence[RankReport], ledger: Sequence[Call]) -> Iterator[Finding]:

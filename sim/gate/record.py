@@ -15,6 +15,7 @@ import msgspec
 from refmodel.errors import Finding
 from refmodel.laws import LAWS
 from sim.cases.scenario import theme_of
+from sim.gate.judge import INFRASTRUCTURE
 from sim.gate.marks import MARKS
 from sim.gate.runs import Outcome
 
@@ -24,7 +25,7 @@ SCHEMA = 1
 class Broken(msgspec.Struct, frozen=True):
     """One place where a law broke."""
 
-    law: str  # "V1"; "crash" when a rank did not return
+    law: str  # "V1"; "crash" when a rank did not return, "infrastructure" when what it runs on broke
     statement: str  # of that law
     what: str
     expected: str
@@ -64,6 +65,8 @@ class Entry(msgspec.Struct, frozen=True):
     laws: list[str]  # that the scenario says it is about
     world: str  # "lockstep:4"
     seed: int
+    schedule: str  # the token that replays the order of ranks; empty but for lockstep
+    retried: bool  # held at the second attempt, after a failure of the infrastructure
     seconds: float
     rows_checked: int
     collectives: int  # a rank issued
@@ -97,13 +100,26 @@ class Report(msgspec.Struct, frozen=True):
     def broken(self) -> list[Entry]:
         return [entry for entry in self.runs if not entry.held]
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether nothing broke but what the ranks run on: that is no verdict."""
+        laws = {finding.law for entry in self.broken for finding in entry.findings}
+        return laws == {INFRASTRUCTURE} and not self.marks.missing
+
+
+# Of what is no law of the contract.
+_STATEMENTS = {
+    "crash": "Every rank returns.",
+    INFRASTRUCTURE: "What the ranks run on works; if it does not, nothing is said about the program.",
+}
+
 
 def broken(finding: Finding) -> Broken:
     """A finding with the statement of its law beside it."""
     known = LAWS.get(finding.law)
     return Broken(
         law=finding.law,
-        statement=known.statement if known else "Every rank returns.",
+        statement=known.statement if known else _STATEMENTS[finding.law],
         what=finding.what,
         expected=finding.expected,
         received=finding.received,
@@ -121,7 +137,9 @@ def entry_of(outcome: Outcome) -> Entry:
         title=scenario.title,
         laws=scenario.laws,
         world=outcome.world,
-        seed=outcome.seed,
+        seed=outcome.setting.seed,
+        schedule=outcome.schedule,
+        retried=outcome.retried,
         seconds=round(outcome.seconds, 6),
         rows_checked=outcome.rows_checked,
         collectives=outcome.calls,

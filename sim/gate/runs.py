@@ -17,6 +17,8 @@ from sim.cases.expect import check_expectations
 from sim.cases.scenario import Scenario
 from sim.gate.judge import try_case
 from sim.gate.marks import marks_of
+from sim.gate.setting import PLAIN, Setting, kind_and_size
+from sim.surface.group import Span
 from sim.world import World
 
 
@@ -26,14 +28,17 @@ class Outcome:
 
     scenario: Scenario
     world: str  # "lockstep:4"
-    seed: int  # of the schedule
+    setting: Setting
     findings: tuple[Finding, ...]
     digest: str = ""  # the same on every world and every run
+    schedule: str = ""  # the token that replays the order of ranks; of lockstep only
+    retried: bool = False  # held at the second attempt, after a failure of the infrastructure
     seconds: float = 0.0
     rows_checked: int = 0
     calls: int = 0  # collectives a rank issued
     fallbacks: int = 0
     marks: frozenset[str] = frozenset()
+    spans: tuple[tuple[Span, ...], ...] = ()  # of each rank's calls, for a timeline
 
     @property
     def held(self) -> bool:
@@ -42,21 +47,21 @@ class Outcome:
     @property
     def replay(self) -> str:
         """The one line that runs this again."""
-        return f"cpkv gate {shlex.quote(self.scenario.file)} --world {self.world} --seed {self.seed}"
+        return f"cpkv gate {shlex.quote(self.scenario.file)} --world {self.world} {self.setting.options}"
 
 
 class Worlds:
     """Worlds by kind and size, started when first asked for and closed together."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
         self._open: dict[str, World] = {}
         self._stack = ExitStack()
 
     def get(self, kind: str, size: int) -> World:
         name = f"{kind}:{size}"
         if name not in self._open:
-            self._open[name] = self._stack.enter_context(World.parse(name, seed=self.seed))
+            self._open[name] = self._stack.enter_context(self.setting.open(name))
         return self._open[name]
 
     def __enter__(self) -> Worlds:
@@ -66,23 +71,19 @@ class Worlds:
         self._stack.close()
 
 
-def choose_runs(
-    scenarios: Sequence[Scenario], worlds: Sequence[str], *, named: bool
-) -> list[tuple[Scenario, str]]:
+def choose_runs(scenarios: Sequence[Scenario], worlds: Sequence[str]) -> list[tuple[Scenario, str]]:
     """Which scenario runs on which kind of world.
 
-    Without ``worlds`` a scenario runs on those it lists. ``gloo`` or ``gloo:4`` picks a kind, and a size; of
-    the whole catalogue it takes the scenarios that list that kind, of scenarios ``named`` by the user all.
+    Without ``worlds`` a scenario runs on those it lists. ``gloo`` takes all scenarios to that kind of world,
+    ``gloo:4`` those with 4 ranks.
     """
     if not worlds:
         return [(scenario, kind) for scenario in scenarios for kind in scenario.worlds]
     runs = []
     for world in worlds:
-        kind, _, size = world.partition(":")
-        World.parse(f"{kind}:{size or 1}").close()  # names a kind that exists, or says what does
+        kind, size = kind_and_size(world)
         for scenario in scenarios:
-            fits = not size or int(size) == scenario.world_size
-            if fits and (named or kind == "lockstep" or kind in scenario.worlds):
+            if size in (None, scenario.world_size):
                 runs.append((scenario, kind))
     if not runs:
         sizes = sorted({scenario.world_size for scenario in scenarios})
@@ -99,7 +100,7 @@ def run_all(runs: Iterable[tuple[Scenario, str]], worlds: Worlds) -> Iterator[Ou
     """Run one after the other; a digest that differs between worlds is a finding of the later one."""
     digests: dict[str, tuple[str, str]] = {}
     for scenario, kind in runs:
-        outcome = run_scenario(scenario, worlds.get(kind, scenario.world_size), seed=worlds.seed)
+        outcome = run_scenario(scenario, worlds.get(kind, scenario.world_size), worlds.setting)
         first_world, first_digest = digests.setdefault(scenario.file, (outcome.world, outcome.digest))
         if outcome.held and first_digest and outcome.digest != first_digest:
             differs = Finding(
@@ -113,23 +114,26 @@ def _with_findings(outcome: Outcome, *findings: Finding) -> Outcome:
     return replace(outcome, findings=(*outcome.findings, *findings))
 
 
-def run_scenario(scenario: Scenario, world: World, *, seed: int = 0) -> Outcome:
+def run_scenario(scenario: Scenario, world: World, setting: Setting = PLAIN) -> Outcome:
     """Run one scenario: work it out, compare its worked numbers, serve it on the world, judge."""
     start = time.perf_counter()
     case = build_case(scenario)
     findings = check_expectations(scenario, case)
-    verdict = try_case(world, case)
+    verdict = try_case(world, case, setting)
     return Outcome(
         scenario=scenario,
         world=str(world),
-        seed=seed,
+        setting=setting,
         findings=(*findings, *verdict.findings),
         digest=verdict.digest,
+        schedule=verdict.schedule,
+        retried=verdict.retried,
         seconds=time.perf_counter() - start,
         rows_checked=verdict.rows_checked,
         calls=verdict.calls,
         fallbacks=verdict.fallbacks,
         marks=frozenset(_marks(case)),
+        spans=verdict.spans,
     )
 
 

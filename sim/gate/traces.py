@@ -13,6 +13,8 @@ from refmodel.errors import InvalidInput
 from sim.cases.trace import Request, Rotation, TraceCase, generate_trace, read_trace, trace_case
 from sim.gate.judge import try_case
 from sim.gate.record import Entry, TraceNumbers, broken
+from sim.gate.setting import PLAIN, Setting, kind_and_size
+from sim.timeline import Timed, timed_run
 from sim.world import World
 
 EMBEDDED = "embedded"
@@ -33,7 +35,7 @@ class TraceRun:
     world: str  # "lockstep:8"
     page_size: int
     rotation: Rotation
-    seed: int = 0  # of the schedule, and of the order in which lanes hand out pages
+    setting: Setting = PLAIN  # its seed is also that of the order in which lanes hand out pages
 
     @property
     def world_size(self) -> int:
@@ -41,7 +43,7 @@ class TraceRun:
 
     def open_world(self) -> World:
         """The world to run on, with time enough for all requests."""
-        world = World.parse(self.world, seed=self.seed)
+        world = self.setting.open(self.world)
         if world.kind != "gloo":
             return world
         return World.gloo(world.size, timeout=_START_SECONDS + _REQUEST_SECONDS * len(self.requests))
@@ -51,7 +53,7 @@ class TraceRun:
         """The one line that runs this again."""
         return (
             f"cpkv gate --trace {shlex.quote(self.source)} --requests {len(self.requests)} "
-            f"--world {self.world} --page {self.page_size} --rotation {self.rotation} --seed {self.seed}"
+            f"--world {self.world} --page {self.page_size} --rotation {self.rotation} {self.setting.options}"
         )
 
 
@@ -62,22 +64,32 @@ def read_source(source: str, limit: int | None) -> list[Request]:
     return read_trace(Path(source), limit)
 
 
-def run_trace(run: TraceRun, world: World, tick: Callable[[], None] = lambda: None) -> Entry:
-    """Plan a trace, serve it, judge it. ``tick`` is called when rank 0 begins the view of a request."""
+def run_trace(
+    run: TraceRun,
+    world: World,
+    tick: Callable[[], None] = lambda: None,
+    timed: list[Timed] | None = None,
+) -> Entry:
+    """Plan a trace, serve it, judge it.
+
+    ``tick`` is called when rank 0 begins the view of a request; ``timed`` is given the spans of the run.
+    """
     start = time.perf_counter()
     trace = trace_case(
         run.requests,
         world_size=run.world_size,
         page_size=run.page_size,
         rotation=run.rotation,
-        seed=run.seed,
+        seed=run.setting.seed,
     )
 
     def watch(rank: int, call: Call) -> None:
         if rank == 0 and call.site == "kv.view":
             tick()
 
-    verdict = try_case(world, trace.case, watch)
+    verdict = try_case(world, trace.case, run.setting, watch)
+    if timed is not None:
+        timed.append(timed_run(f"trace {run.source}", run.world, verdict.spans))
     return Entry(
         theme="trace",
         name=PurePath(run.source).stem,
@@ -85,7 +97,9 @@ def run_trace(run: TraceRun, world: World, tick: Callable[[], None] = lambda: No
         title=f"{trace.requests} requests at full length",
         laws=["V1", "V6", "V8", "O3"],
         world=run.world,
-        seed=run.seed,
+        seed=run.setting.seed,
+        schedule=verdict.schedule,
+        retried=verdict.retried,
         seconds=round(time.perf_counter() - start, 6),
         rows_checked=verdict.rows_checked,
         collectives=verdict.calls,
@@ -129,7 +143,7 @@ def choose_traces(
     ranks: int | None,
     page_size: int | None,
     rotation: Rotation | None,
-    seed: int,
+    setting: Setting,
 ) -> list[TraceRun]:
     """One run a world named; by default lockstep. ``ranks`` is the size where a world has none."""
     requests = read_source(source, limit)
@@ -140,15 +154,15 @@ def choose_traces(
             world=_sized(world, ranks),
             page_size=DEFAULT_PAGE if page_size is None else page_size,
             rotation=rotation or "none",
-            seed=seed,
+            setting=setting,
         )
         for world in worlds or ["lockstep"]
     ]
 
 
 def _sized(world: str, ranks: int | None) -> str:
-    kind, _, size = world.partition(":")
-    if size and ranks is not None and size != str(ranks):
+    kind, size = kind_and_size(world)
+    if size is not None and ranks is not None and size != ranks:
         raise InvalidInput(
             "--cp",
             expected=f"{size}, as in --world {world}",

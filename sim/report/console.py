@@ -16,9 +16,9 @@ _QUIET_SECONDS = 10.0  # a log hears of a long run this often
 Tick = Callable[[str], None]
 
 
-def open_console() -> Console:
+def open_console(*, quiet: bool = False) -> Console:
     """The console of standard output. Text is printed as it is: ``a[0:64]`` is not markup."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False, quiet=quiet)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = LOG_COLUMNS
     return console

@@ -6,6 +6,7 @@ import re
 from itertools import groupby
 from xml.etree import ElementTree as ET
 
+from sim.gate.judge import INFRASTRUCTURE
 from sim.gate.record import Entry, Report
 from sim.report.text import finding_lines, headline
 
@@ -35,9 +36,14 @@ def _add_entry(suite: ET.Element, entry: Entry) -> None:
     name = f"{entry.name} on {entry.world}"
     case = ET.SubElement(suite, "testcase", classname=entry.theme, name=name, time=f"{entry.seconds:.3f}")
     case.set("file", entry.file)
+    if entry.retried:
+        properties = ET.SubElement(case, "properties")
+        ET.SubElement(properties, "property", name="retried", value="true")
     for finding in entry.findings:
         message = f"{finding.law}: {finding.what}: expected {finding.expected}, got {finding.received}"
-        failure = ET.SubElement(case, "failure", type=finding.law, message=_legal(message))
+        # JUnit's word for a test that could not say anything is an error.
+        tag = "error" if finding.law == INFRASTRUCTURE else "failure"
+        failure = ET.SubElement(case, tag, type=finding.law, message=_legal(message))
         lines = (f"{name}: {value}" for name, value in finding_lines(finding))
         failure.text = _legal("\n".join([headline(finding), *lines, f"replay: {entry.replay}"]))
 
@@ -52,7 +58,8 @@ def _add_marks(suite: ET.Element, missing: list[str]) -> None:
 def _count(element: ET.Element, suites: list[ET.Element]) -> None:
     cases = [case for suite in suites for case in suite.iter("testcase")]
     element.set("tests", str(len(cases)))
-    element.set("failures", str(sum(case.find("failure") is not None for case in cases)))
+    for tag in ("failure", "error"):
+        element.set(f"{tag}s", str(sum(case.find(tag) is not None for case in cases)))
     element.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
 
 

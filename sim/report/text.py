@@ -16,6 +16,7 @@ from sim.gate.record import Broken, Entry, Report, TraceNumbers
 HELD = ("held", "green")
 BROKE = ("broke", "bold red")
 MOST_SHOWN = 5  # findings of one run
+LONGEST_TOKEN = 200  # characters of a schedule; --json keeps longer ones
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -112,7 +113,8 @@ def print_failure(entry: Entry, console: Console) -> None:
     if len(entry.findings) > MOST_SHOWN:
         console.print(f"\nand {len(entry.findings) - MOST_SHOWN} more, which --json and --junit keep")
     console.print()
-    _print_pairs([("replay", entry.replay)], console)
+    schedule = [("schedule", entry.schedule)] if 0 < len(entry.schedule) <= LONGEST_TOKEN else []
+    _print_pairs([*schedule, ("replay", entry.replay)], console)
     console.print()
 
 
@@ -149,8 +151,10 @@ def _summary(report: Report) -> Text:
     runs = f"{len(report.runs)} run{'' if len(report.runs) == 1 else 's'}"
     if report.broken:
         runs = f"{len(report.broken)} of {runs} broke"
+    retried = sum(entry.retried for entry in report.runs)
+    again = f", {retried} of them at a second attempt" if retried else ""
     missing = f", {len(report.marks.missing)} marks never reached" if report.marks.missing else ""
     return Text.assemble(
         (f"gate {word}", style),
-        f": {runs}{missing}; {rows:,} rows checked, {calls:,} collectives, {report.seconds:.1f} s",
+        f": {runs}{again}{missing}; {rows:,} rows checked, {calls:,} collectives, {report.seconds:.1f} s",
     )

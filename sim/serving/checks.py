@@ -93,18 +93,19 @@ def check_shard(shard: Shard, case: Case, layer: int, cache: Cache) -> Iterator[
         mine = physical >= 0
         expected[physical[mine]] = case.format.encode(turn.tags(layer, cache)[mine])
     P = case.grid.page_size
-    dummy = shard.rows[:P]
+    rows = shard.rows.cpu()
+    dummy = rows[:P]
     padding = case.format.encode(torch.full((P,), PADDING_TAG))
     is_padding = (dummy.view(torch.uint8) == padding.view(torch.uint8)).all(1)
     expected[:P] = torch.where(is_padding[:, None], padding, expected[:P])
-    wrong = differing_rows(shard.rows, expected)
+    wrong = differing_rows(rows, expected)
     if len(wrong):
         slot = int(wrong[0])
         yield Finding(
             law="O3" if slot >= P else "S9",
             what=f"{len(wrong)} of {shard.num_slots} slots of a shard, first",
             expected=_content(expected[slot], case),
-            received=_content(shard.rows[slot], case),
+            received=_content(rows[slot], case),
             where=Where(
                 rank=shard.rank,
                 layer=layer,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from refmodel.attention.mla import dense_mla
-from refmodel.collectives import all_gather_rows, rank_and_size
+from refmodel.collectives import all_gather_rows, device_of, rank_and_size
 from refmodel.errors import Finding, InvalidInput
 from refmodel.layout.ownership import current_slots, to_physical
 from refmodel.layout.plan import PADDING, Plan
@@ -66,8 +66,10 @@ class Server:
 
     def __init__(self, case: Case, rank: int, group: dist.ProcessGroup) -> None:
         self.case, self.rank, self.group = case, rank, group
+        self.device = device_of(group)  # rows live there; index tensors stay on the CPU
         self.shards: dict[tuple[int, Cache], Shard] = {
-            plane: empty_shard(case.grid, rank, case.format, case.local_pages) for plane in case.planes()
+            plane: empty_shard(case.grid, rank, case.format, case.local_pages, device=self.device)
+            for plane in case.planes()
         }
         self.replicas: dict[tuple[int, Cache], Replica] = {}
         if "bytes" in case.checks:
@@ -88,7 +90,7 @@ class Server:
             physical = to_physical(slots, self.rank, self.case.grid)
             for (layer, cache), shard in self.shards.items():
                 rows = self.case.format.encode(origin.tags(layer, cache))
-                shard.write(physical, rows)
+                shard.write(physical, rows.to(self.device))
                 if self.replicas:
                     self.replicas[layer, cache].write(table.pages, origin.start, rows)
 
@@ -114,12 +116,12 @@ class Server:
 
     def write_and_view(self, prepared: Prepared, layer: int, cache: Cache) -> torch.Tensor:
         forward, plan, shard = prepared.forward, prepared.plan, self.shards[layer, cache]
-        rows = self.case.format.encode(self._local_tags(prepared, layer, cache))
+        rows = self.case.format.encode(self._local_tags(prepared, layer, cache)).to(self.device)
         site = cache.name.lower()
         write_current(
             shard, plan, prepared.verdict, rows, prepared.physical, group=self.group, site=f"{site}.write"
         )
-        view = materialize(shard, prepared.layout, group=self.group, site=f"{site}.view")
+        view = materialize(shard, prepared.layout, group=self.group, site=f"{site}.view").cpu()
         self.digest.update(view.numpy().tobytes())
         self.rows_checked += len(view)
         wrong = list(check_view(view, self.case, forward, layer, cache, self.rank))
@@ -153,15 +155,19 @@ class Server:
         return replica.view([(turn.table.pages, turn.extent.end) for turn in forward.turns])
 
     def _attend(self, prepared: Prepared, layer: int, kv: torch.Tensor) -> None:
-        """Dense causal attention of this rank's rows, prev and next apart, gathered back to batch order."""
+        """Dense causal attention of this rank's rows, prev and next apart, gathered back to batch order.
+
+        Computed on the CPU on every world, since the bits of a sum depend on the device.
+        """
         plan = prepared.plan
         q = queries(self._local_tags(prepared, layer, Cache.QUERY))
         parts = []
         for half, q_half in zip(plan.halves(self.rank), plan.cut(q, self.rank), strict=True):
             ks, ke = plan.visibility(half.rows)
             parts.append(dense_mla(q_half, kv, ks, ke, latent=ATTENTION.latent, sm_scale=SM_SCALE))
-        gathered = all_gather_rows(torch.cat(parts), plan.row_counts, group=self.group, site="attention.out")
-        output = plan.rerange(gathered)[: plan.real_rows]
+        local = torch.cat(parts).to(self.device)
+        gathered = all_gather_rows(local, plan.row_counts, group=self.group, site="attention.out")
+        output = plan.rerange(gathered.cpu())[: plan.real_rows]
         self.digest.update(output.numpy().tobytes())
         if self.rank == 0:
             self.outputs.append(output)
