@@ -86,6 +86,16 @@ def test_a_timeline_has_a_track_for_every_rank(tmp_path: Path) -> None:
     assert len(slices) == 8
 
 
+@pytest.mark.parametrize("world", ["lockstep", pytest.param("gloo", marks=pytest.mark.gloo)])
+def test_a_run_that_fails_has_a_timeline_up_to_there(world: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    options = ("--fault", "skip rank=1 at=kv.view", "--timeline", file)
+    assert cpkv("gate", "worked/tokens-300", "--world", world, *options).exit_code == 1
+    events = json.loads(file.read_bytes())["traceEvents"]
+    first_calls = {event["tid"]: event["name"] for event in reversed(events) if event["ph"] == "X"}
+    assert first_calls == {0: "kv.view", 1: "index.view", 2: "kv.view", 3: "kv.view"}
+
+
 # -- what the ranks run on ---------------------------------------------------------------------------------
 
 

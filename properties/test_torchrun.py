@@ -78,7 +78,7 @@ FAILURES = {
     "sleeps,0": ("TimedOut", "rank 0 has not come to it, its last call is #0 before"),
     "skips_a_group": ("TimedOut", "now at process_programs.py:"),
     "returns_a_lock": ("InvalidInput", "result between processes"),
-    "dies_after@0": ("InvalidInput", "process_programs.who on gloo on rank 0"),
+    "dies_after@0": ("InvalidInput", "properties.process_programs.who on "),
 }
 
 

@@ -10,6 +10,8 @@ from refmodel.errors import CpkvError, Where
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from sim.surface.group import Span
+
 
 def traceback_text(raised: BaseException, *, skip: str | Collection[str]) -> str:
     """The traceback from the program on, without the outermost frames of the modules ``skip``."""
@@ -24,7 +26,8 @@ class RunFailed(CpkvError):
     """A run ended without results; nothing of it is left running.
 
     ``positions`` says where each rank was, in rank order; empty if that is not known. ``schedule`` is the
-    token that replays a lockstep run up to here; empty in other worlds.
+    token that replays a lockstep run up to here; empty in other worlds. ``spans`` are the calls of each rank
+    up to here, for a timeline; a call that did not return lasts to the end. Empty where nobody knows.
 
     >>> print(Deadlock("lockstep:2", expected="every rank returns", received="rank 1 waits for ever",
     ...                positions=("finished", "waits in #0 kv.view: all_gather [4, 2] float32")))
@@ -46,6 +49,7 @@ class RunFailed(CpkvError):
         super().__init__(what, expected=expected, received=received, where=where, fix=fix)
         self.positions = tuple(positions)
         self.schedule = ""
+        self.spans: tuple[tuple[Span, ...], ...] = ()
 
     @property
     def rank(self) -> int | None:

@@ -72,7 +72,7 @@ def try_case(world: World, case: Case, setting: Setting = PLAIN, watch: Watch | 
     except WorldUnavailable:
         raise
     except RunFailed as failure:
-        return Verdict((_finding_of(failure),), schedule=failure.schedule)
+        return Verdict((_finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
     findings = tuple(judge(case, run.results, run.ledgers[0]))
     return Verdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried)
 

@@ -33,7 +33,7 @@ from sim.lockstep.floor import Floor, Means
 from sim.lockstep.process import RankWorld, native, process_set_aside
 from sim.lockstep.schedule import Schedule, check_finished
 from sim.lockstep.scheduler import Baton, Unwound
-from sim.surface.group import Recorder, Span
+from sim.surface.group import Recorder, Span, with_open_calls
 
 T = TypeVar("T")
 Watch = Callable[[int, Call], None]
@@ -105,6 +105,10 @@ class LockstepRun:
         if self._baton.failure is not None:
             if isinstance(self._baton.failure, RunFailed):
                 self._baton.failure.schedule = schedule
+                self._baton.failure.spans = tuple(
+                    with_open_calls(recorder.ledger.calls, recorder.spans, self._baton.steps)
+                    for recorder in self.recorders
+                )
             raise self._baton.failure
         check_finished(self._draw)
         return Outcome(

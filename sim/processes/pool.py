@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from refmodel.collectives import Call
+from sim.failures import RunFailed
 from sim.faults.fault import Fault
 from sim.processes.death import cause_of_death, count_memory_kills
 from sim.processes.laggards import line_of_stack, waits_by_stack
@@ -158,7 +159,10 @@ class Pool:
         if not progress.complete():
             if not progress.troubled():
                 self._ask_where(progress)
-            raise progress.verdict(self._timeout if progress.all_loaded() else _LOAD_SECONDS)
+            failure = progress.verdict(self._timeout if progress.all_loaded() else _LOAD_SECONDS)
+            if isinstance(failure, RunFailed):
+                failure.spans = progress.spans_heard()
+            raise failure
         return progress
 
     def _ask_where(self, progress: Progress) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,7 @@ class Progress:
     world: str
     size: int
     calls: list[list[Call]] = field(default_factory=list)
+    heard: list[list[int]] = field(default_factory=list)  # when, of each call: nanoseconds of this process
     begun: set[int] = field(default_factory=set)
     loaded: set[int] = field(default_factory=set)
     lines: dict[int, str] = field(default_factory=dict)  # of the program, where each rank was last seen
@@ -42,6 +44,7 @@ class Progress:
 
     def __post_init__(self) -> None:
         self.calls = [[] for _ in range(self.size)]
+        self.heard = [[] for _ in range(self.size)]
         self.comparison = Comparison(self.size)
 
     def note(self, rank: int, message: Message) -> None:
@@ -52,6 +55,7 @@ class Progress:
                 self.loaded.add(rank)
             case Issues(call):
                 self.calls[rank].append(call)
+                self.heard[rank].append(time.monotonic_ns())
                 self.comparison.issued(rank, call)
             case Alive(line, waits):
                 self.lines[rank] = line
@@ -62,6 +66,14 @@ class Progress:
                 self.comparison.finished(rank)
             case Failed():
                 self.failed[rank] = message
+
+    def spans_heard(self) -> tuple[tuple[Span, ...], ...]:
+        """Of a run that failed: each call lasts from when it was heard of to the next one, or to now."""
+        now = time.monotonic_ns()
+        return tuple(
+            tuple(map(Span, calls, heard, [*heard[1:], now]))
+            for calls, heard in zip(self.calls, self.heard, strict=True)
+        )
 
     def all_loaded(self) -> bool:
         return len(self.loaded) == self.size

@@ -8,7 +8,7 @@ into the rank's ledger, and goes to a *transport*: lockstep's meeting place, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -31,6 +31,13 @@ class Span(NamedTuple):
     call: Call
     begin: int  # by the rank's clock: steps of the schedule, or nanoseconds
     end: int
+
+
+def with_open_calls(calls: Sequence[Call], spans: Sequence[Span], now: int) -> tuple[Span, ...]:
+    """Of a rank whose run has failed: a call that did not return lasts from the one before to now."""
+    closed = {span.call.sequence for span in spans}
+    last = max((span.end for span in spans), default=0)
+    return (*spans, *(Span(call, last, now) for call in calls if call.sequence not in closed))
 
 
 class Transport(Protocol):
