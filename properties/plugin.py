@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +68,18 @@ def gloo_world() -> Iterator[Callable[[int], World]]:
     yield pool
     for world in pools.values():
         world.close()
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Callable[[str], Path]:
+    """``scenario(text)``: a scenario file with that text."""
+
+    def write(text: str) -> Path:
+        file = tmp_path / "mine.yaml"
+        file.write_text(text)
+        return file
+
+    return write
 
 
 # -- reachability: a whole run that never had an empty rank, say, proves little, and fails -----------------

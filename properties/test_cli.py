@@ -10,57 +10,27 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
-from rich.console import Console
 from typer.testing import Result
 
-from properties.command_line import PLAIN, cpkv
+from properties.command_line import HOLDS, PLAIN, cpkv, refused
 from properties.mutants import MUTANTS
 from refmodel.laws import LAWS
-from sim.cases.build import build_case
-from sim.cases.scenario import catalogue
 from sim.cases.trace import read_trace
 from sim.cli import commands
 from sim.gate import campaign
 from sim.gate.marks import MARKS
 from sim.gate.record import Entry
 from sim.gate.traces import TraceRun, run_trace
-from sim.picture.anatomy import anatomy
-from sim.picture.strip import print_forward
 from sim.report.console import LOG_COLUMNS
 from sim.world import World
 
-HOLDS = """
-title: A short prompt, and its next turn
-why: Nothing is wrong with it.
-laws: [V1]
-world_size: 2
-page_size: 16
-steps:
-  - extend: [{request: a, tokens: 40}]
-    expect: {new_pages: [1, 2]}
-  - extend: [{request: a, tokens: 5}, {request: b, tokens: 3, prefix: 20}]
-    padding: 3
-"""
 BREAKS = HOLDS.replace("[1, 2]", "[2, 1]")
-
-
-@pytest.fixture
-def scenario(tmp_path: Path) -> Callable[[str], Path]:
-    """``scenario(text)``: a file with that text."""
-
-    def write(text: str) -> Path:
-        file = tmp_path / "mine.yaml"
-        file.write_text(text)
-        return file
-
-    return write
 
 
 @dataclass(frozen=True)
@@ -297,75 +267,6 @@ def test_a_trace_that_is_another_on_another_world_breaks_the_gate(monkeypatch: p
     assert "gate broke: 1 of 2 runs broke" in result.output
 
 
-# -- show --------------------------------------------------------------------------------------------------
-
-
-def test_show_draws_the_worked_example() -> None:
-    """300 tokens on four ranks, by the contract: units 0 … 4 to ranks 0, 1, 2, 3, 3; the tail has 44 rows."""
-    output = cpkv("show", "worked/tokens-300").output
-    assert _row("owner", output) == ["0", "1", "2", "3", "3"]
-    assert _row("computed", output) == ["0", "1", "2", "3", "3"]
-    assert _row("rows", output) == ["64", "64", "64", "64", "44<"]
-    assert "write direct: every row is computed by its owner" in output
-    assert re.search(r"3 +a\[192:256\] +a\[256:300\] +108 +256 300 +- +2 pages", output)
-
-
-def test_show_tells_cache_from_new_and_names_what_travels(scenario: Callable[[str], Path]) -> None:
-    output = cpkv("show", scenario(HOLDS), "--step", 2).output
-    assert "step 1" not in output
-    assert _row("from", output) == ["cache", "cache", "both"]
-    assert "write gathered: " in output
-    assert "padding)" in output
-    assert re.search(r"\d+ rows \+\d+", output)
-
-
-@pytest.mark.parametrize("columns", [80, 50])
-@pytest.mark.parametrize("name", ["worked/tokens-1000", "worked/two-requests", "worked/rotation-3"])
-def test_show_keeps_to_the_width(name: str, columns: int) -> None:
-    result = cpkv("show", name, env={"COLUMNS": str(columns)})
-    assert result.exit_code == 0
-    assert max(len(line.rstrip()) for line in result.output.splitlines()[1:]) <= columns
-
-
-def test_every_forward_of_the_catalogue_can_be_drawn() -> None:
-    """And says of each row once who computes it, and of each page once who sends it."""
-    console = Console(file=StringIO(), width=80)
-    for case in map(build_case, catalogue()):
-        for forward in case.forwards:
-            drawn = anatomy(case, forward)
-            print_forward(drawn, console)
-            rows = sum(rank.rows - rank.padding_rows for rank in drawn.ranks)
-            assert rows == sum(request.tokens for request in drawn.requests)
-            pages = sum(rank.view_pages for rank in drawn.ranks)
-            assert pages == sum(len(request.pages) for request in drawn.requests)
-
-
-def test_show_prints_json() -> None:
-    (forward,) = json.loads(cpkv("show", "worked/tokens-300", "--json").output)
-    assert [rank["rows"] for rank in forward["ranks"]] == [64, 64, 64, 108]
-    assert [page["owner"] for page in forward["requests"][0]["pages"]] == [0, 1, 2, 3, 3]
-
-
-def test_show_refuses_a_theme_and_a_step_that_is_not_there() -> None:
-    assert "worked/" in _refused("show", "worked")
-    assert "1 … 1" in _refused("show", "worked/tokens-300", "--step", 2)
-
-
-def test_show_draws_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "strip.png"
-    assert cpkv("show", "worked/two-requests", "--png", file).exit_code == 0
-    assert file.read_bytes().startswith(b"\x89PNG")
-    assert "--png" in _refused("show", "worked/two-requests", "--png", tmp_path / "strip.nonsense")
-
-
-def test_a_picture_without_matplotlib_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "cpkv-testbed[plot]" in _refused("show", "worked/tokens-300", "--png", tmp_path / "strip.png")
-
-
 # -- the rest ----------------------------------------------------------------------------------------------
 
 
@@ -387,7 +288,7 @@ def test_one_law_in_detail() -> None:
     output = cpkv("laws", "o6").output
     assert LAWS["O6"].statement in output
     assert "test_trace.test_a_request_adds_its_share_of_pages_to_any_lane" in output
-    assert "`cpkv laws` lists them" in _refused("laws", "Z9")
+    assert "`cpkv laws` lists them" in refused("laws", "Z9")
 
 
 def test_every_command_teaches() -> None:
@@ -432,12 +333,6 @@ def _process(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=env)
 
 
-def _refused(*args: object) -> str:
-    result = cpkv(*args)
-    assert result.exit_code == 2
-    return result.output
-
-
 def _value(name: str, output: str) -> str:
     """What stands behind a name in a failure."""
     (value,) = re.findall(rf"^  {name} +(.*)$", output, re.MULTILINE)
@@ -449,9 +344,3 @@ def _failures(output: str) -> list[str]:
     lines = output.splitlines()
     first = next(i for i, line in enumerate(lines) if " on lockstep:2, seed " in line)
     return lines[first:-1]
-
-
-def _row(name: str, output: str) -> list[str]:
-    """The cells of a line of the first strip."""
-    line = next(line for line in output.splitlines() if line.startswith(f"{name} "))
-    return line.split()[1:]
