@@ -9,7 +9,6 @@ from sim.cli import app
 # A terminal's width and colours, and what a CI service says of itself, are not part of these tests.
 PLAIN = dict.fromkeys(("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "CI", "TTY_COMPATIBLE"))
 
-
 HOLDS = """
 title: A short prompt, and its next turn
 why: Nothing is wrong with it.
@@ -30,6 +29,7 @@ def cpkv(*args: object, env: dict[str, str] | None = None) -> Result:
 
 
 def refused(*args: object) -> str:
+    """What is said to input that makes no sense."""
     result = cpkv(*args)
     assert result.exit_code == 2
     return result.output
