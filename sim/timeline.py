@@ -31,7 +31,7 @@ _SHORTEST = 0.5
 class Timed:
     """A run: its name, and the spans of each rank in rank order."""
 
-    name: str  # "worked/n1000_w4 on lockstep:4"
+    name: str  # "worked/tokens-1000 on lockstep:4"
     spans: Sequence[Sequence[Span]]
     clock: Literal["steps", "ns"]  # of lockstep; of processes
 

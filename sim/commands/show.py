@@ -31,7 +31,7 @@ def show(
 
     **Examples**
 
-    - `cpkv show worked/n1000_w4`: all steps
+    - `cpkv show worked/tokens-1000`: all steps
     - `cpkv show my.yaml --step 2`
     - `cpkv show my.yaml --png my.png`: needs `pip install cpkv-testbed[plot]`
     """
@@ -39,7 +39,7 @@ def show(
     forwards = _forwards(found, step)
     if png is not None:
         draw(forwards, found.title, png)
-        typer.echo(f"{png}: {len(forwards)} steps")
+        typer.echo(f"{png}: {len(forwards)} step{'' if len(forwards) == 1 else 's'}")
     elif json:
         typer.echo(as_json(forwards), nl=False)
     else:
