@@ -115,7 +115,7 @@ def gate(
     - `cpkv gate my.yaml --world gloo`: a file of your own, on processes
     - `cpkv gate --trace trace.jsonl --requests 1000 --cp 8`: a trace at full length
     - `cpkv gate --junit gate.xml`: for continuous integration
-    - `cpkv gate chunked --fault "skip rank=1 at=kv.view"`: a rank that leaves a gather out
+    - `cpkv gate worked/tokens-300 --fault "skip rank=1 at=kv.view"`: a rank that leaves a gather out
     - `cpkv gate worked/tokens-300 --timeline run.json`: what each rank called, for ui.perfetto.dev
     """
     names = scenario or []
