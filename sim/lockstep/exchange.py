@@ -47,11 +47,6 @@ def unequal(operations: Operations) -> tuple[int, int, str, str] | None:
     return None
 
 
-def knows_fold(name: str) -> bool:
-    """Whether the reduction of this name is done here."""
-    return name in _FOLDS
-
-
 def perform(operations: Operations) -> Received:
     """What each rank receives from a collective that all have come for."""
     return _PERFORM[operations[0].kind](operations)

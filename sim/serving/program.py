@@ -34,7 +34,6 @@ class RankReport:
     findings: tuple[Finding, ...]
     fallbacks: int  # forwards that took the gathered write
     rows_checked: int
-    shard_bytes: int  # this rank's storage, all caches and layers
     outputs: tuple[torch.Tensor, ...]  # attention in batch order, each forward and layer; on rank 0 only
 
 
@@ -185,7 +184,6 @@ class Server:
             findings=tuple(self.findings),
             fallbacks=self.fallbacks,
             rows_checked=self.rows_checked,
-            shard_bytes=sum(shard.rows.numel() * shard.rows.itemsize for shard in self.shards.values()),
             outputs=tuple(self.outputs),
         )
 
