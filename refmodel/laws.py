@@ -20,7 +20,16 @@ SHARD = "refmodel.storage.shard"
 WRITE = "refmodel.storage.write"
 VIEW = "refmodel.storage.view"
 COLLECTIVES = "refmodel.collectives"
-MLA = "refmodel.attention.mla"
+REUSE = "refmodel.storage.reuse"
+FORMATS = "refmodel.storage.formats"
+PAGES = "refmodel.storage.pages"
+INDEXER = "refmodel.attention.indexer"
+TOPK = "refmodel.attention.topk"
+TRANSFORM = "refmodel.attention.transform"
+SPARSE = "refmodel.attention.sparse"
+SHARDED = "refmodel.attention.sharded"
+FORWARD = "refmodel.model.forward"
+DRAFT = "refmodel.serving.draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,23 @@ _ALL = (
     ),
     Law("V2", "Slots past the valid length of a tail page are masked: they change no output bit.", VIEW),
     Law(
+        "V3",
+        "Current-only reuse: without a prefix the gathered current rows are the view, byte for byte, and "
+        "nothing is materialized.",
+        REUSE,
+    ),
+    Law(
+        "V4",
+        "Partial reuse: history from shards and current rows from the gathered tensor make the view, byte "
+        "for byte, also when both lie in one page.",
+        REUSE,
+    ),
+    Law(
+        "V5",
+        "Prefetching the next layer's history changes neither bytes nor the order of collectives.",
+        REUSE,
+    ),
+    Law(
         "V6",
         "Every rank issues the same ordered list of collectives, also when it has no rows or pages.",
         COLLECTIVES,
@@ -98,7 +124,66 @@ _ALL = (
     Law(
         "V8", "One view a layer: one gather for MLA KV and one for the index, shared by prev and next.", VIEW
     ),
-    Law("A5", "Sharded output equals the dense oracle: fp64 within 1e-10 relative.", MLA),
+    Law(
+        "A1",
+        "logit[m, n] is the sum over heads of w·relu(q·k)·scale for keys ks ≤ n < ke; what is outside does "
+        "not matter.",
+        INDEXER,
+    ),
+    Law(
+        "A2",
+        "Top-k of a row with no more than k keys is all of them in ascending order; else k of them such that "
+        "no unchosen logit exceeds a chosen one. Then −1 up to width k.",
+        TOPK,
+    ),
+    Law(
+        "A3",
+        "PAGED gives logical slots and builds no offsets; RAGGED gives rows of the flattened K. Undone, both "
+        "choose the same tokens.",
+        TRANSFORM,
+    ),
+    Law(
+        "A4",
+        "Sparse MLA: softmax over the chosen rows, value the latent part, lse a natural logarithm; a row "
+        "without keys gives 0 and lse −inf.",
+        SPARSE,
+    ),
+    Law(
+        "A5",
+        "Sharded output equals the dense oracle: fp64 within 1e-10 relative, lower precision within a budget "
+        "derived from a twin on one rank.",
+        FORWARD,
+    ),
+    Law(
+        "A6",
+        "Attention in which each rank attends to its own pages only, merged over ranks, equals that over the "
+        "full view; an empty shard contributes nothing.",
+        SHARDED,
+    ),
+    Law(
+        "A7",
+        "Influence: changing one visible token changes exactly the rows that may see it.",
+        FORWARD,
+    ),
+    Law(
+        "F1",
+        "Packing and unpacking is exact where the format is, and within one rounding of the element type "
+        "elsewhere; an all-zero tile gives zeros.",
+        FORMATS,
+    ),
+    Law("F2", "Byte offsets are computed in 64 bits, whatever the type of the slots.", PAGES),
+    Law(
+        "D1",
+        "Embedding only local ids, shifted before the split, equals splitting the full embedding, bit for "
+        "bit, on empty ranks too.",
+        DRAFT,
+    ),
+    Law(
+        "D2",
+        "Without a plan of this batch all ranks embed all ids, with a warning; else a rank embeds "
+        "max_rank_rows at most.",
+        DRAFT,
+    ),
 )
 
 LAWS = MappingProxyType({law.id: law for law in _ALL})

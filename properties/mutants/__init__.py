@@ -6,13 +6,13 @@ properties and scenarios against each and says what caught it.
 
 from difflib import get_close_matches
 
-from properties.mutants import attention, collectives, ownership, plan, split, view
+from properties.mutants import attention, collectives, draft, formats, model, ownership, plan, reuse, split, view
 from properties.mutants.mutant import Mutant
 from refmodel.errors import InvalidInput
 
 MUTANTS: tuple[Mutant, ...] = tuple(
     found
-    for module in (split, plan, ownership, view, collectives, attention)
+    for module in (split, plan, ownership, view, reuse, collectives, formats, attention, model, draft)
     for found in vars(module).values()
     if isinstance(found, Mutant)
 )

@@ -1,0 +1,1 @@
+"""Wrong embeddings of the draft layer."""

@@ -1,0 +1,1 @@
+"""Wrong positions and selections in the forward of a model."""

@@ -1,0 +1,1 @@
+"""Views wrongly put together from history and current rows."""

@@ -1,0 +1,1 @@
+"""A small DeepSeek-style layer stack: MLA and indexer, sizes as parameters, weights from a seed."""
