@@ -109,15 +109,55 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
     return group.bound_device_id or torch.device("cpu")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingRows:
+    """A gather that is under way. The buffers belong to it until :meth:`wait`."""
+
+    _work: dist.Work
+    _gathered: torch.Tensor
+    _sent: torch.Tensor  # not to be freed while it travels
+    _dtype: torch.dtype
+
+    def wait(self) -> torch.Tensor:
+        """The buffers of all ranks, [W × max(counts), …]."""
+        self._work.wait()
+        return self._gathered.view(self._dtype)
+
+
+def start_gather(
+    rows: torch.Tensor, counts: Sequence[int], *, group: dist.ProcessGroup, site: str
+) -> PendingRows:
+    """Begin what :func:`gather_buffers` does; every rank may compute before it waits (V5)."""
+    sent, gathered = _buffers(rows, counts, group, site)
+    work = _all_gather_single(gathered, sent, group=group, site=site, async_op=True)
+    return PendingRows(cast("dist.Work", work), gathered, sent, rows.dtype)
+
+
+def gather_buffers(
+    rows: torch.Tensor, counts: Sequence[int], *, group: dist.ProcessGroup, site: str
+) -> torch.Tensor:
+    """The buffers of all ranks, [W × max(counts), …], on every rank: each rank's rows, then padding.
+
+    ``rows`` [counts[rank], …], any dtype; ``counts`` [W] is shared metadata, equal on all ranks, zeros
+    allowed. Contributions travel padded to the longest, since no backend gathers uneven rows in one call on
+    every device, and gloo returns early on a rank that sends nothing (view-08).
+    """
+    sent, gathered = _buffers(rows, counts, group, site)
+    _all_gather_single(gathered, sent, group=group, site=site)
+    return gathered.view(rows.dtype)
+
+
 def all_gather_rows(
     rows: torch.Tensor, counts: Sequence[int], *, group: dist.ProcessGroup, site: str
 ) -> torch.Tensor:
-    """Rows of rank 0, then of rank 1, …, on every rank.
+    """Rows of rank 0, then of rank 1, … [sum(counts), …]: :func:`gather_buffers` without the padding."""
+    return trim_rows(gather_buffers(rows, counts, group=group, site=site), counts)
 
-    ``rows`` [counts[rank], …], any dtype; ``counts`` [W] is shared metadata, equal on all ranks, zeros
-    allowed. Returns [sum(counts), …]. Contributions travel padded to the longest, since no backend gathers
-    uneven rows in one call on every device, and gloo returns early on a rank that sends nothing (view-08).
-    """
+
+def _buffers(
+    rows: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup, site: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What this rank sends, and what it receives."""
     rank, size = rank_and_size(group)
     if len(counts) != size or rows.shape[0] != counts[rank]:
         raise InvalidInput(
@@ -127,15 +167,8 @@ def all_gather_rows(
             where=Where(rank=rank, site=site),
             fix="Take the counts from the plan; every rank must use the same ones.",
         )
-    padded = pad_rows(rows, buffer_rows(counts))
-    wire = _as_wire(padded)
-    gathered = wire.new_empty((size * wire.shape[0], *wire.shape[1:]))
-    outer = _site.set(site)
-    try:
-        _all_gather_single(gathered, wire, group=group)
-    finally:
-        _site.reset(outer)
-    return trim_rows(gathered.view(padded.dtype), counts)
+    sent = _as_wire(pad_rows(rows, buffer_rows(counts)))
+    return sent, sent.new_empty((size * sent.shape[0], *sent.shape[1:]))
 
 
 def _as_wire(rows: torch.Tensor) -> torch.Tensor:
@@ -143,6 +176,12 @@ def _as_wire(rows: torch.Tensor) -> torch.Tensor:
     return rows.view(torch.uint8) if "float8" in str(rows.dtype) else rows
 
 
-def _all_gather_single(output: torch.Tensor, sent: torch.Tensor, *, group: dist.ProcessGroup) -> None:
+def _all_gather_single(
+    output: torch.Tensor, sent: torch.Tensor, *, group: dist.ProcessGroup, site: str, async_op: bool = False
+) -> object:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    cast("Callable[..., object]", gather)(output, sent, group=group)
+    outer = _site.set(site)
+    try:
+        return cast("Callable[..., object]", gather)(output, sent, group=group, async_op=async_op)
+    finally:
+        _site.reset(outer)

@@ -98,7 +98,14 @@ def try_mutant(mutant_id: str) -> Row:
 
 def _runs_ranks(proof: Proof) -> bool:
     return proof.name.startswith(
-        ("test_serving.", "test_worlds.", "test_lockstep.", "test_sequences.", "test_schedules.")
+        (
+            "test_serving.",
+            "test_worlds.",
+            "test_lockstep.",
+            "test_sequences.",
+            "test_schedules.",
+            "test_sharded.",
+        )
     )
 
 

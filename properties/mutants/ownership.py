@@ -12,7 +12,7 @@ from refmodel.layout.plan import Plan
 from refmodel.layout.split import Split
 from refmodel.storage import write
 from refmodel.storage.shard import Shard
-from refmodel.storage.write import Verdict, WritePath
+from refmodel.storage.write import WriteVerdict, WritePath
 
 
 @mutant(ownership.to_physical, "own-01", "O2", source="reported in sglang#36886")
@@ -45,7 +45,7 @@ def every_lane_takes_every_page(right: Right, plan: Plan, request: int) -> torch
 
 
 @mutant(write.write_verdict, "own-05", "O5", source="derived from the fork's history")
-def head_page_forgotten(right: Right, plan: Plan, slots: torch.Tensor) -> Verdict:
+def head_page_forgotten(right: Right, plan: Plan, slots: torch.Tensor) -> WriteVerdict:
     """Direct write although the partly filled head page belongs to another rank."""
     if plan.split is not Split.PAGE_ALIGNED:
         return right(plan, slots)
@@ -58,20 +58,20 @@ def head_page_forgotten(right: Right, plan: Plan, slots: torch.Tensor) -> Verdic
 
 
 @mutant(write.write_verdict, "direct-by-first-row", "O5")
-def only_the_first_row_looked_at(right: Right, plan: Plan, slots: torch.Tensor) -> Verdict:
+def only_the_first_row_looked_at(right: Right, plan: Plan, slots: torch.Tensor) -> WriteVerdict:
     """Direct write as soon as the first row is at home."""
     page = int(slots[0]) // plan.grid.page_size
     if page % plan.grid.world_size == int(plan.rank_of_row[0]):
-        return Verdict(WritePath.DIRECT, "the first row is at home")
+        return WriteVerdict(WritePath.DIRECT, "the first row is at home")
     return right(plan, slots)
 
 
 @mutant(write.write_verdict, "direct-whenever-owned", "O5")
-def direct_for_any_split(plan: Plan, slots: torch.Tensor) -> Verdict:
+def direct_for_any_split(plan: Plan, slots: torch.Tensor) -> WriteVerdict:
     """The verdict forgets that the plan must be page-aligned."""
     owners = slots // plan.grid.page_size % plan.grid.world_size
     path = WritePath.DIRECT if bool((owners == plan.rank_of_row).all()) else WritePath.GATHERED
-    return Verdict(path, "owners compared, split ignored")
+    return WriteVerdict(path, "owners compared, split ignored")
 
 
 @mutant(ownership.owner, "owner-by-local-page", "O1")

@@ -20,7 +20,7 @@ import torch
 
 from refmodel.errors import InvalidInput, Where
 from refmodel.layout.geometry import Extent, Grid, at_least, check_in_range
-from refmodel.layout.rows import buffer_rows
+from refmodel.layout.rows import buffer_places, buffer_rows
 from refmodel.layout.split import (
     Split,
     page_aligned_bounds,
@@ -196,9 +196,16 @@ class Plan:
         prev = len(self.halves(rank)[0].rows)
         return local[:prev], local[prev:]
 
-    def rerange(self, gathered: torch.Tensor) -> torch.Tensor:
-        """Rows of rank 0, then rank 1, …, [num_rows, …] → batch order: the inverse of :meth:`take` (S4)."""
-        return torch.empty_like(gathered).index_put_((self.gather_order.to(gathered.device),), gathered)
+    @cached_property
+    def places(self) -> torch.Tensor:
+        """[num_rows] where each batch row lies in the gather buffers of all ranks."""
+        return torch.empty(self.num_rows, dtype=torch.int64).index_put_(
+            (self.gather_order,), buffer_places(self.row_counts)
+        )
+
+    def rerange(self, buffers: torch.Tensor) -> torch.Tensor:
+        """Buffers of all ranks [W × max_rank_rows, …] → batch order [num_rows, …]: undoes `take` (S4)."""
+        return buffers[self.places.to(buffers.device)]
 
 
 def plan_batch(

@@ -27,6 +27,16 @@ def pad_rows(rows: torch.Tensor, length: int) -> torch.Tensor:
     return padded
 
 
+def buffer_places(counts: Sequence[int]) -> torch.Tensor:
+    """[sum(counts)] where the rows of rank 0, then of rank 1, … lie in the buffers of all ranks.
+
+    >>> buffer_places([1, 0, 3]).tolist()
+    [0, 6, 7, 8]
+    """
+    length = buffer_rows(counts)
+    return torch.cat([torch.arange(count) + rank * length for rank, count in enumerate(counts)])
+
+
 def trim_rows(gathered: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """Buffers of all ranks [W × length, …] → the real rows [sum(counts), …] of rank 0, then rank 1, …"""
     buffers = gathered.unflatten(0, (len(counts), gathered.shape[0] // len(counts)))

@@ -1,7 +1,8 @@
 """The full dense view of a batch's KV, materialized from all shards (laws V1, V2, V7, V8).
 
 In three parts: *contribute* (this rank's pages) → *exchange* (one collective) → *assemble* (position order,
-tails masked). The index work is done once a forward, in :class:`ViewLayout`, for all caches and layers (O1).
+tails masked). The index work is done once a forward, for all caches and layers (O1): as shared metadata in
+:class:`ViewLayout`, as one rank's index tensors in :class:`ViewIndex`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,35 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from refmodel.collectives import all_gather_rows
-from refmodel.errors import InvalidInput
+from refmodel.collectives import gather_buffers
+from refmodel.errors import InvalidInput, Where
 from refmodel.layout.geometry import Grid, num_pages
 from refmodel.layout.ownership import NO_SLOT, PageTable, local_page, owner
+from refmodel.layout.rows import buffer_places
+from refmodel.storage.formats import Format
+from refmodel.storage.pages import rows_of_pages, words
 from refmodel.storage.shard import Shard
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompactTable:
+    """Logical slots of one request → rows of a view, of whatever rows the view is made (V3)."""
+
+    page_size: int
+    pages: torch.Tensor  # [pages] ascending
+    page_positions: torch.Tensor  # [pages] of each of them
+    first_row: int  # of the request in the view
+    valid: int  # its tokens
+
+    def rows_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """Slots […] → view rows […]: −1 for −1, for other pages, for masked slots past the valid length."""
+        if not len(self.pages):
+            return torch.full_like(slots, NO_SLOT)
+        page = slots // self.page_size
+        found = torch.searchsorted(self.pages, page).clamp(max=len(self.pages) - 1)
+        position = self.page_positions[found] * self.page_size + slots % self.page_size
+        known = (slots >= 0) & (self.pages[found] == page) & (position < self.valid)
+        return torch.where(known, self.first_row + position, NO_SLOT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,46 +88,64 @@ class ViewLayout:
         mine = self.pages[owner(self.pages, self.grid.world_size) == rank]
         return local_page(mine, self.grid.world_size)
 
-    def rows_of(self, request: int, slots: torch.Tensor) -> torch.Tensor:
-        """The compact table: logical slots [n] → view rows [n] of one request.
-
-        −1 for −1, for pages the request does not have, and for masked slots past its valid length.
-        """
+    def compact(self, request: int, device: torch.device | None = None) -> CompactTable:
+        """Where the logical slots of one request are in the view."""
         P = self.grid.page_size
-        table = self.tables[request].pages[: num_pages(self.valid[request], P)]
-        if not len(table):
-            return torch.full_like(slots, NO_SLOT)
-        by_page = torch.argsort(table)
-        found = torch.searchsorted(table[by_page], slots // P).clamp(max=len(table) - 1)
-        page_position = by_page[found]
-        position = page_position * P + slots % P
-        known = (slots >= 0) & (table[page_position] == slots // P) & (position < self.valid[request])
-        return torch.where(known, self.row_starts[request] + position, NO_SLOT)
+        pages = self.tables[request].pages[: num_pages(self.valid[request], P)].to(device or "cpu")
+        by_page = torch.argsort(pages)
+        return CompactTable(P, pages[by_page], by_page, self.row_starts[request], self.valid[request])
 
 
-def contribute(shard: Shard, layout: ViewLayout) -> torch.Tensor:
-    """[page_counts[rank], P, width]: the pages of the view that this shard owns, whole."""
-    return shard.pages(layout.local_pages(shard.rank))
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewIndex:
+    """One rank's part in a view: index tensors on its device."""
+
+    layout: ViewLayout
+    local_pages: torch.Tensor  # [page_counts[rank]] what it contributes
+    places: torch.Tensor  # [pages] where each page of the view lies in the gather buffers
 
 
-def assemble(gathered: torch.Tensor, layout: ViewLayout) -> torch.Tensor:
-    """Pages of rank 0, then of rank 1, … [pages, P, width] → the view [sum(valid), width].
+def view_index(
+    layout: ViewLayout, rank: int, *, local_pages: int, device: torch.device | None = None
+) -> ViewIndex:
+    """The part of a rank whose shards have ``local_pages`` pages; a table that names others is refused."""
+    mine = layout.local_pages(rank)
+    if len(mine) and int(mine.max()) >= local_pages:
+        raise InvalidInput(
+            "local page",
+            expected=f"0 … {local_pages - 1}",
+            received=int(mine.max()),
+            where=Where(rank=rank),
+        )
+    places = torch.empty_like(layout.pages)
+    places[layout.rank_major] = buffer_places(layout.page_counts)
+    where = device or torch.device("cpu")
+    return ViewIndex(layout, mine.to(where), places.to(where))
 
-    Rows in batch and position order; the slots past each request's valid length are dropped (V2).
+
+def contribute(shard: Shard, index: ViewIndex) -> torch.Tensor:
+    """uint8 [page_counts[rank], page bytes]: the pages of the view that this shard owns, whole."""
+    return shard.take(index.local_pages)
+
+
+def assemble(buffers: torch.Tensor, index: ViewIndex, row_format: Format) -> torch.Tensor:
+    """Gathered pages, uint8 [W × most pages of a rank, page bytes] → the view, [sum(valid), bytes a token].
+
+    Packed rows in batch and position order; slots past each request's valid length are dropped (V2).
     """
-    in_order = torch.empty_like(gathered).index_put_((layout.rank_major.to(gathered.device),), gathered)
-    rows = in_order.flatten(0, 1)
+    layout = index.layout
+    rows = rows_of_pages(words(buffers)[index.places].view(torch.uint8), row_format)
     page_counts = [num_pages(valid, layout.grid.page_size) for valid in layout.valid]
     starts = accumulate((count * layout.grid.page_size for count in page_counts), initial=0)
-    return torch.cat(
-        [rows[start : start + valid] for start, valid in zip(starts, layout.valid, strict=False)]
-    )
+    pieces = [rows[start : start + valid] for start, valid in zip(starts, layout.valid, strict=False)]
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
-def materialize(shard: Shard, layout: ViewLayout, *, group: dist.ProcessGroup, site: str) -> torch.Tensor:
-    """The view [sum(valid), width] on every rank: one gather a cache and layer (V8), pages or not (V6)."""
-    gathered = all_gather_rows(contribute(shard, layout), layout.page_counts, group=group, site=site)
-    return assemble(gathered, layout)
+def materialize(shard: Shard, index: ViewIndex, *, group: dist.ProcessGroup, site: str) -> torch.Tensor:
+    """The view on every rank: one gather a cache and layer (V8), pages or not (V6)."""
+    counts = index.layout.page_counts
+    buffers = gather_buffers(contribute(shard, index), counts, group=group, site=site)
+    return assemble(buffers, index, shard.format)
 
 
 def view_layout(tables: Sequence[PageTable], valid: Sequence[int], grid: Grid) -> ViewLayout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,8 +13,13 @@ from refmodel.layout.geometry import Extent, Grid, num_pages
 from refmodel.layout.ownership import PageTable
 from refmodel.layout.placement import new_page_lanes
 from refmodel.layout.plan import Plan, plan_batch
-from refmodel.storage.formats import row_format
-from sim.cases.case import ATTENTION, Case, Forward, Origin, Turn
+from refmodel.model.model import cache_formats
+from refmodel.model.shape import TINY
+from refmodel.storage.formats import TAG
+from refmodel.storage.identity import Cache
+from refmodel.storage.reuse import Reading
+from sim.cases.arithmetic import Arithmetic
+from sim.cases.case import Case, Forward, Origin, Turn
 from sim.cases.pages import PagePool
 from sim.cases.scenario import Scenario, Step
 
@@ -102,13 +107,34 @@ class _Builder:
 def build_case(scenario: Scenario) -> Case:
     """Work a scenario out. :class:`InvalidInput` names the step that makes no sense."""
     builder = _Builder(scenario)
-    width = 1 if scenario.format == "tag" else ATTENTION.width
+    if scenario.format == "tag":
+        formats = {Cache.KV: TAG, Cache.INDEX: TAG}
+    else:
+        formats = cache_formats(TINY, scenario.format)
     return Case(
         grid=builder.grid,
         split=scenario.split,
-        format=row_format(scenario.format, width),
+        formats=formats,
         forwards=tuple(builder.forward(i, step) for i, step in enumerate(scenario.steps)),
         local_pages=builder.local_pages,
         layers=scenario.layers,
+        reading=Reading(scenario.reuse, scenario.prefetch),
+        arithmetic=_arithmetic(scenario) if "attention" in scenario.checks else None,
         checks=frozenset(scenario.checks),
+    )
+
+
+def _arithmetic(scenario: Scenario) -> Arithmetic:
+    """The tiny model, as the scenario wants it. Equal ids tie all logits of a row if no key is rotated."""
+    return Arithmetic(
+        shape=replace(
+            TINY,
+            layers=scenario.layers,
+            top_k=scenario.top_k or TINY.top_k,
+            index_rope=0 if scenario.ids == "equal" else TINY.index_rope,
+        ),
+        precision=scenario.format,
+        transform=scenario.transform,
+        ids=scenario.ids,
+        seed=scenario.seed,
     )

@@ -5,20 +5,19 @@ Every rank gets the same case. What a rank decides, it decides from this alone (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from refmodel.attention.mla import MlaShape
 from refmodel.layout.geometry import Extent, Grid
 from refmodel.layout.ownership import PageTable
 from refmodel.layout.plan import Plan, plan_batch
 from refmodel.layout.split import Split
-from refmodel.storage.formats import RowFormat
+from refmodel.storage.formats import Format
 from refmodel.storage.identity import Cache, pack
-
-ATTENTION = MlaShape(heads=2, latent=12, rope=4)
+from refmodel.storage.reuse import FULL, Reading
+from sim.cases.arithmetic import Arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +85,17 @@ class Case:
 
     grid: Grid
     split: Split
-    format: RowFormat
+    formats: Mapping[Cache, Format]  # of the caches each layer has, in order
     forwards: tuple[Forward, ...]
     local_pages: int  # of every rank's shards, dummy included
     layers: int = 1
-    caches: tuple[Cache, ...] = (Cache.KV, Cache.INDEX)
+    reading: Reading = FULL
+    arithmetic: Arithmetic | None = None  # the model whose rows the caches hold; without it, identities
     checks: frozenset[str] = frozenset({"identity"})
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        return tuple(self.formats)
 
     def planes(self) -> Iterator[tuple[int, Cache]]:
         """(layer, cache) in the order in which a forward visits them."""

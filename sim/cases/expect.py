@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from itertools import pairwise
 
 import torch
@@ -11,9 +12,14 @@ from refmodel.errors import Finding, Where
 from refmodel.layout.geometry import num_pages
 from refmodel.layout.ownership import current_slots, local_page, owner, to_physical
 from refmodel.layout.plan import Plan, Segment
-from refmodel.storage.write import WritePath, write_verdict
+from refmodel.model.model import cache_formats
+from refmodel.model.shape import DEEPSEEK_V32
+from refmodel.storage.identity import Cache
+from refmodel.storage.pages import byte_offsets
+from refmodel.storage.reuse import read_verdict
+from refmodel.storage.write import write_verdict
 from sim.cases.case import Case, Forward
-from sim.cases.scenario import Expect, Scenario
+from sim.cases.scenario import Expect, Offsets, Scenario
 
 _LAWS = {
     "segments": "S1",
@@ -26,6 +32,7 @@ _LAWS = {
     "rank_rows": "S1",
     "new_pages": "O6",
     "write": "O5",
+    "view": "V4",
 }
 
 
@@ -35,6 +42,8 @@ def check_expectations(scenario: Scenario, case: Case) -> Iterator[Finding]:
         yield from _check_step(step.expect, case, forward)
     for remap in scenario.remap:
         yield from _check_remap(remap.slot, (remap.owner, remap.local_page, remap.physical), case)
+    for offsets in scenario.offsets:
+        yield from _check_offsets(offsets, scenario.page_size)
 
 
 def _check_step(expect: Expect, case: Case, forward: Forward) -> Iterator[Finding]:
@@ -71,11 +80,12 @@ def _numbers(case: Case, forward: Forward) -> dict[str, object]:
         "rank_rows": [rank_rows(plan, forward, rank) for rank in ranks],
         "new_pages": torch.bincount(lanes, minlength=case.grid.world_size).tolist(),
         "write": write_verdict(plan, current_slots(plan, forward.tables)).path,
+        "view": read_verdict(case.reading, plan.extents).path,
     }
 
 
 def _shown(number: object) -> str:
-    return number.value if isinstance(number, WritePath) else str(number)
+    return number.value if isinstance(number, Enum) else str(number)
 
 
 def rank_rows(plan: Plan, forward: Forward, rank: int) -> str:
@@ -104,3 +114,14 @@ def _check_remap(slot: int, expected: tuple[int, int, int], case: Case) -> Itera
             str(actual),
             Where(page=page),
         )
+
+
+def _check_offsets(offsets: Offsets, page_size: int) -> Iterator[Finding]:
+    """In 32 bits, as kernels take slots: it is the product that must not be (F2)."""
+    row_format = cache_formats(DEEPSEEK_V32, offsets.format)[Cache[offsets.cache.upper()]]
+    slots = torch.tensor([offsets.slot], dtype=torch.int32)
+    actual = byte_offsets(slots, row_format, page_size)[0].tolist()
+    if actual != offsets.fields:
+        where = Where(cache=offsets.cache, page=offsets.slot // page_size, slot=offsets.slot % page_size)
+        what = f"byte offsets of slot {offsets.slot} in {row_format.name}"
+        yield Finding("F2", what, str(offsets.fields), str(actual), where)

@@ -14,10 +14,13 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 import yaml
 
+from refmodel.attention.transform import Transform
 from refmodel.errors import CpkvError, InvalidInput, Where
 from refmodel.laws import law
 from refmodel.layout.split import Split
+from refmodel.storage.reuse import ViewPath
 from refmodel.storage.write import WritePath
+from sim.cases.arithmetic import Ids
 
 AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
 AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
@@ -26,7 +29,7 @@ Cached = Annotated[int, msgspec.Meta(ge=0, le=1 << 23)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Check = Literal["identity", "bytes", "isolation", "attention"]
 Placement = Literal["compute_owner", "scrambled"]
-Format = Literal["tag", "f32", "f64"]
+Format = Literal["tag", "f64", "f32", "bf16", "fp8"]
 Kind = Literal["lockstep", "gloo"]
 
 
@@ -52,6 +55,7 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank_rows: list[str] | None = None  # [W] e.g. "a[0:2] b[0:1] | a[4:5]"
     new_pages: list[int] | None = None  # [W] pages the step adds to each lane
     write: WritePath | None = None
+    view: ViewPath | None = None
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +75,15 @@ class Remap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     physical: int
 
 
+class Offsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worked number of the bytes of a cache in production sizes (F2)."""
+
+    cache: Literal["kv", "index"]
+    format: Literal["f64", "f32", "bf16", "fp8"]
+    slot: AtLeast0
+    fields: list[int]  # first byte of each field of the slot
+
+
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What happens to the KV of some requests on W ranks, and what must hold."""
 
@@ -88,6 +101,12 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     placement: Placement = "compute_owner"
     seed: AtLeast0 = 0  # of the scramble of page ids, and of the lanes of pages already in cache
     remap: tuple[Remap, ...] = ()
+    offsets: tuple[Offsets, ...] = ()
+    reuse: ViewPath = ViewPath.FULL  # what views are made of
+    prefetch: bool = False
+    transform: Transform = Transform.PAGED  # how chosen keys are named; like the next two, of the model
+    ids: Ids = "random"
+    top_k: AtLeast1 | None = None  # keys a row attends to; default: the tiny model's
     checks: tuple[Check, ...] = ("identity", "bytes", "isolation")
     worlds: tuple[Kind, ...] = ("lockstep",)  # where the gate runs it unless told otherwise
     # Where it was read: set by the loader, under a name that no YAML key can have by accident.
@@ -142,6 +161,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "split": tuple(split.value for split in Split),
     "write": tuple(path.value for path in WritePath),
     "format": get_args(Format),
+    "reuse": tuple(path.value for path in ViewPath),
+    "view": tuple(path.value for path in ViewPath),
+    "transform": tuple(transform.value for transform in Transform),
     "placement": get_args(Placement),
     "checks": get_args(Check),
     "worlds": get_args(Kind),
@@ -198,12 +220,22 @@ def _contradictions(scenario: Scenario) -> Iterator[tuple[str, str, object]]:
             law(law_id)
         except CpkvError as error:
             yield f"laws[{i}]", error.expected, law_id
-    if "attention" in scenario.checks and scenario.format != "f64":
-        expected = "f64 for the attention check, which compares at 1e-10"
-        yield "format", expected, scenario.format
+    if "attention" in scenario.checks and scenario.format == "tag":
+        yield "format", "f64, f32, bf16 or fp8 with the attention check", scenario.format
+    if "attention" not in scenario.checks:
+        for key, value, default in _of_the_model(scenario):
+            if value != default:
+                yield key, "no such key without the attention check: no model runs", value
     for i, step in enumerate(scenario.steps):
         for path, expected, received in _step_contradictions(scenario, step):
             yield f"steps[{i}].{path}", expected, received
+
+
+def _of_the_model(scenario: Scenario) -> Iterator[tuple[str, object, object]]:
+    """(key, value, default) of what only a model has a use for."""
+    yield "transform", scenario.transform, Transform.PAGED
+    yield "ids", scenario.ids, "random"
+    yield "top_k", scenario.top_k, None
 
 
 def _step_contradictions(scenario: Scenario, step: Step) -> Iterator[tuple[str, str, object]]:

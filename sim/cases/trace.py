@@ -23,7 +23,7 @@ from refmodel.layout.ownership import PageTable
 from refmodel.layout.placement import new_page_lanes
 from refmodel.layout.plan import plan_batch
 from refmodel.layout.split import Split
-from refmodel.storage.formats import row_format
+from refmodel.storage.formats import TAG
 from refmodel.storage.identity import Cache
 from sim.cases.case import Case, Forward, Origin, Turn
 from sim.cases.pages import PagePool
@@ -232,10 +232,9 @@ def trace_case(
     case = Case(
         grid=grid,
         split=Split.PAGE_ALIGNED,
-        format=row_format("tag"),
+        formats={Cache.KV: TAG},
         forwards=tuple(builder.add(request) for request in requests),
         local_pages=builder.local_pages,
-        caches=(Cache.KV,),
         checks=frozenset({"identity", "isolation"}),
     )
     return TraceCase(case, builder.hit_tokens, tuple(builder.lane_pages.tolist()))

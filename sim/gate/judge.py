@@ -8,15 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
 from refmodel.collectives import Call
 from refmodel.errors import FallbackWarning, Finding, Where
-from refmodel.oracle import causal_mla, relative_error
-from refmodel.storage.identity import Cache
-from sim.cases.case import ATTENTION, Case
+from refmodel.storage.reuse import ViewPath, read_verdict
+from sim.cases.case import Case
 from sim.failures import (
     Deadlock,
     Diverged,
@@ -25,12 +22,13 @@ from sim.failures import (
     RunFailed,
     WorldUnavailable,
 )
+from sim.gate.numbers import judge_numbers
 from sim.gate.setting import PLAIN, Setting
-from sim.serving.program import SM_SCALE, RankReport, queries, serve
+from sim.serving.program import serve
+from sim.serving.report import RankReport
 from sim.surface.group import Span
 from sim.world import Run, Watch, World
 
-FP64_BUDGET = 1e-10  # relative, law A5
 INFRASTRUCTURE = "infrastructure"  # stands where a law would, when nothing can be said about the program
 
 
@@ -122,8 +120,8 @@ def judge(case: Case, reports: Sequence[RankReport], ledger: Sequence[Call]) -> 
             "V1", "digest of views and outputs", "rank 0's", f"another on ranks {odd}", Where(rank=odd[0])
         )
     yield from _judge_views(case, ledger)
-    if "attention" in case.checks:
-        yield from _judge_outputs(case, reports[0].outputs)
+    if case.arithmetic is not None:
+        yield from judge_numbers(case, case.arithmetic, reports)
 
 
 def _folded(findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -140,35 +138,13 @@ def _folded(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _judge_views(case: Case, ledger: Sequence[Call]) -> Iterator[Finding]:
-    """V8: one view a cache, layer and forward; neither more nor fewer."""
+    """V8: a cache, layer and forward has one gather of pages, none in current-only reuse (V3)."""
+    paths = [
+        read_verdict(case.reading, [turn.extent for turn in forward.turns]).path for forward in case.forwards
+    ]
     counts = Counter(call.site for call in ledger)
     for cache in case.caches:
-        site = f"{cache.name.lower()}.view"
-        expected = len(case.forwards) * case.layers
-        if counts[site] != expected:
-            yield Finding("V8", "gathers of a view", str(expected), str(counts[site]), Where(site=site))
-
-
-def _judge_outputs(case: Case, outputs: Sequence[torch.Tensor]) -> Iterator[Finding]:
-    """A5: the outputs of all real rows, against the dense oracle."""
-    passes = ((forward, layer) for forward in case.forwards for layer in range(case.layers))
-    for (forward, layer), output in zip(passes, outputs, strict=True):
-        first = 0
-        for turn in forward.turns:
-            tags = turn.tags(layer, Cache.QUERY)[turn.extent.prefix :]
-            kv = case.format.encode(turn.tags(layer, Cache.KV))
-            truth = causal_mla(
-                queries(tags).numpy(),
-                kv.numpy().astype(np.float64),
-                turn.extent.prefix,
-                latent=ATTENTION.latent,
-                sm_scale=SM_SCALE,
-            )
-            actual = output[first : first + turn.extent.tokens].numpy()
-            first += turn.extent.tokens
-            error = relative_error(actual, truth)
-            if not error <= FP64_BUDGET:
-                where = Where(step=forward.step, request=turn.name, layer=layer)
-                yield Finding(
-                    "A5", "relative error of the output", f"<= {FP64_BUDGET}", f"{error:.3g}", where
-                )
+        for path, name in ((ViewPath.FULL, "view"), (ViewPath.PARTIAL, "history")):
+            site, expected = f"{cache.name.lower()}.{name}", paths.count(path) * case.layers
+            if counts[site] != expected:
+                yield Finding("V8", "gathers of pages", str(expected), str(counts[site]), Where(site=site))

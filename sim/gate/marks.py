@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from refmodel.layout.geometry import tail
 from refmodel.layout.plan import Plan
-from refmodel.storage.write import Verdict, WritePath
+from refmodel.storage.write import WritePath, WriteVerdict
 
 MARKS = (
     "empty rank",
@@ -20,7 +20,7 @@ MARKS = (
 )
 
 
-def marks_of(plan: Plan, verdict: Verdict | None = None) -> Iterator[str]:
+def marks_of(plan: Plan, verdict: WriteVerdict | None = None) -> Iterator[str]:
     """The marks that a forward reaches."""
     P, ranks = plan.grid.page_size, range(plan.grid.world_size)
     segments = [s for rank in ranks for half in plan.halves(rank) for s in half.segments]

@@ -113,7 +113,7 @@ def run_trace(
 
 
 def _numbers(run: TraceRun, trace: TraceCase, ledgers: Sequence[Sequence[Call]]) -> TraceNumbers:
-    page_bytes = run.page_size * trace.case.format.bytes_per_token * len(trace.case.caches)
+    page_bytes = run.page_size * sum(f.bytes_per_token for f in trace.case.formats.values())
     return TraceNumbers(
         source=run.source,
         world_size=run.world_size,

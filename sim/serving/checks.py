@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from refmodel.errors import Finding, Where
 from refmodel.layout.ownership import to_physical
+from refmodel.storage.formats import Format
 from refmodel.storage.identity import PADDING_TAG, Cache, describe
+from refmodel.storage.pages import words
 from refmodel.storage.shard import Shard
 from sim.cases.case import Case, Forward, Turn
 
 
 def differing_rows(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Indices of rows whose *bytes* differ: NaN equals the same NaN, and nothing else."""
-    return (actual.view(torch.uint8) != expected.view(torch.uint8)).any(1).nonzero().flatten()
+    """Indices of packed rows whose bytes differ: NaN equals the same NaN, and nothing else."""
+    return (words(actual) != words(expected)).any(1).nonzero().flatten()
 
 
 def check_view(
@@ -27,7 +29,7 @@ def check_view(
         where = Where(rank=rank, step=forward.step, layer=layer, cache=cache.name.lower())
         yield Finding("V1", "length of the view", f"{len(truth)} rows", f"{len(view)}", where)
         return
-    wrong = differing_rows(view, case.format.encode(truth))
+    wrong = differing_rows(view, case.formats[cache].encode(truth))
     if len(wrong):
         row = int(wrong[0])
         turn, position = _locate(forward, row)
@@ -35,7 +37,7 @@ def check_view(
             law="V1",
             what=f"{len(wrong)} of {len(truth)} rows of the view, first",
             expected=describe(int(truth[row]), case.names),
-            received=_content(view[row], case),
+            received=_content(view[row], case.formats[cache], case),
             where=_place(case, forward, turn, position, layer, cache, rank),
         )
 
@@ -72,7 +74,8 @@ def _place(
     )
 
 
-def _content(row: torch.Tensor, case: Case) -> str:
+def _content(packed: torch.Tensor, row_format: Format, case: Case) -> str:
+    row = row_format.unpack(packed[None])[0]
     if row.dtype == torch.int64:
         return describe(int(row[0]), case.names)
     if bool(row.isnan().all()):
@@ -81,31 +84,35 @@ def _content(row: torch.Tensor, case: Case) -> str:
     return f"the row [{head}, …] (format tag says whose)"
 
 
-def check_shard(shard: Shard, case: Case, layer: int, cache: Cache) -> Iterator[Finding]:
+def check_shard(
+    shard: Shard, case: Case, layer: int, cache: Cache, truth: Callable[[Turn], torch.Tensor]
+) -> Iterator[Finding]:
     """O3: the shard holds exactly the tokens it owns; every other slot is still poison.
 
-    The dummy page may hold padding rows (S9), and nothing else.
+    ``truth`` gives the packed rows of a request. The dummy page may hold padding rows (S9), and nothing else.
     """
-    expected = case.format.poison_rows(shard.num_slots)
+    row_format = shard.format
+    width = row_format.bytes_per_token
+    expected = row_format.poison_bytes(shard.num_slots * width).view(-1, width)
     for turn in _last_turns(case):
         slots = turn.table.slots(torch.arange(turn.extent.end))
         physical = to_physical(slots, shard.rank, case.grid)
         mine = physical >= 0
-        expected[physical[mine]] = case.format.encode(turn.tags(layer, cache)[mine])
+        expected[physical[mine]] = truth(turn)[mine]
     P = case.grid.page_size
     rows = shard.rows.cpu()
-    dummy = rows[:P]
-    padding = case.format.encode(torch.full((P,), PADDING_TAG))
-    is_padding = (dummy.view(torch.uint8) == padding.view(torch.uint8)).all(1)
-    expected[:P] = torch.where(is_padding[:, None], padding, expected[:P])
+    padding = row_format.encode(torch.full((P,), PADDING_TAG))
+    is_padding = row_format.unpack(rows[:P]) == row_format.unpack(padding)
+    is_padding |= row_format.unpack(rows[:P]).isnan() & row_format.unpack(padding).isnan()
+    expected[:P] = torch.where(is_padding.all(1)[:, None], rows[:P], expected[:P])
     wrong = differing_rows(rows, expected)
     if len(wrong):
         slot = int(wrong[0])
         yield Finding(
             law="O3" if slot >= P else "S9",
             what=f"{len(wrong)} of {shard.num_slots} slots of a shard, first",
-            expected=_content(expected[slot], case),
-            received=_content(rows[slot], case),
+            expected=_content(expected[slot], row_format, case),
+            received=_content(rows[slot], row_format, case),
             where=Where(
                 rank=shard.rank,
                 layer=layer,

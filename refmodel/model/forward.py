@@ -1,0 +1,96 @@
+"""One forward of the model under context parallelism, as a rank program (laws A5, A7).
+
+split → embed → a layer at a time (project local rows, exchange, choose, attend) → gather. All index work was
+done before (:mod:`refmodel.storage.passage`, :mod:`refmodel.model.batch`), so nothing waits for the device
+(S7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+import torch.distributed as dist
+
+from refmodel.collectives import gather_buffers
+from refmodel.model.attend import attend, choose_keys, rows_of_view
+from refmodel.model.batch import Batch
+from refmodel.model.layer import Projected, embed, finish, project
+from refmodel.model.model import Model
+from refmodel.storage.identity import Cache
+from refmodel.storage.passage import Passage
+from refmodel.storage.traffic import Shards, Traffic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerTrace:
+    """What one layer did on one rank, for whoever wants to compare."""
+
+    rows: dict[Cache, torch.Tensor]  # packed, of this rank's rows
+    views: dict[Cache, torch.Tensor]  # packed, of all keys
+    positions: torch.Tensor  # [row_counts[rank], top_k] chosen keys of each row's request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """A forward's result on every rank."""
+
+    hidden: torch.Tensor  # [real rows, hidden] of the last layer, in batch order
+    layers: tuple[LayerTrace, ...]
+
+
+def forward(
+    group: dist.ProcessGroup, model: Model, passage: Passage, batch: Batch, shards: Sequence[Shards]
+) -> Output:
+    """Run all layers; ``shards`` are those of each layer. Rows are computed where the weights are."""
+    traffic = Traffic(passage, tuple(shards), group)
+    hidden = embed(batch.ids, model.weights)
+    traces = []
+    for index, layer in enumerate(model.weights.layers):
+        projected = project(hidden, batch.positions, layer, model.shape)
+        rows = packed_rows(projected, model)
+        device = next(iter(shards[index].values())).pages.device
+        views = traffic.views(index, {cache: packed.to(device) for cache, packed in rows.items()})
+        views = {cache: view.to(model.device) for cache, view in views.items()}
+        out, positions = _attend_halves(projected, views, passage, batch, model)
+        hidden = finish(hidden, out, layer, model.shape)
+        traces.append(LayerTrace(rows, views, positions))
+    return Output(_gathered(hidden, passage, group), tuple(traces))
+
+
+def packed_rows(projected: Projected, model: Model) -> dict[Cache, torch.Tensor]:
+    """What a layer stores of its rows."""
+    return {
+        Cache.KV: model.pack(Cache.KV, projected.kv),
+        Cache.INDEX: model.pack(Cache.INDEX, projected.index_k),
+    }
+
+
+def _attend_halves(
+    projected: Projected, views: dict[Cache, torch.Tensor], passage: Passage, batch: Batch, model: Model
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prev and next by themselves, over the same views (V8); their rows together again."""
+    outs, chosen = [], []
+    for part, half in zip(_cut(projected, passage), batch.halves, strict=True):
+        positions = choose_keys(part, views, half.ranges, model)
+        view_rows = rows_of_view(positions, half.addressing, batch.compact, model.transform)
+        outs.append(attend(part, views, view_rows, model).out)
+        chosen.append(positions)
+    return torch.cat(outs), torch.cat(chosen)
+
+
+def _cut(projected: Projected, passage: Passage) -> tuple[Projected, Projected]:
+    """The queries of prev and of next (S5)."""
+    pairs = {
+        field.name: passage.plan.cut(getattr(projected, field.name), passage.rank)
+        for field in fields(Projected)
+    }
+    prev, following = ({name: pair[which] for name, pair in pairs.items()} for which in (0, 1))
+    return Projected(**prev), Projected(**following)
+
+
+def _gathered(hidden: torch.Tensor, passage: Passage, group: dist.ProcessGroup) -> torch.Tensor:
+    sent = hidden.to(passage.places.device)
+    buffers = gather_buffers(sent, passage.plan.row_counts, group=group, site="hidden.out")
+    return buffers[passage.places][: passage.plan.real_rows].to(hidden.device)
