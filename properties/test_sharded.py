@@ -80,6 +80,8 @@ def wholes(draw: st.DrawFn) -> Whole:
     ranges = key_ranges(*plan.visibility(torch.arange(rows)), keys)
     q = torch.randn(rows, HEADS, WIDTH, generator=generator, dtype=torch.float64)
     queries = Queries(q, integers(rows, INDEX_HEADS, INDEX_DIM), integers(rows, INDEX_HEADS), ranges)
+    for padded in (queries.q, queries.index_q, queries.index_weights):
+        padded[plan.real_rows :] = torch.nan  # such rows see no key, and must come out as 0 all the same
     kv = torch.randn(keys, WIDTH, generator=generator, dtype=torch.float64)
     scale = integers(keys).abs() / 2 if draw(st.booleans()) else None
     view = local_keys(torch.arange(keys), kv, integers(keys, INDEX_DIM), scale)

@@ -68,7 +68,7 @@ def test_the_judge_knows_right_choices_from_wrong_ones(
     logits, ranges, k = case
     own = own_logits(logits, ranges)
     choices = [_right_choice(data, row, k) for row in own]
-    if choices and data.draw(st.booleans()):
+    if data.draw(st.booleans()) and choices:
         row = data.draw(st.integers(0, len(choices) - 1))
         choices[row] = _changed(data, choices[row], len(own[row]))
     right = all(obeys(*row, k) for row in zip(choices, own, strict=True))

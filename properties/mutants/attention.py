@@ -10,7 +10,7 @@ import torch
 
 from properties.mutants.mutant import Right, mutant
 from refmodel.attention import indexer, merge, sharded, sparse, topk, transform
-from refmodel.attention.precision import accumulating_type
+from refmodel.attention.accumulating import accumulating_type
 from refmodel.attention.ranges import KeyRanges
 from refmodel.attention.sharded import LocalKeys
 from refmodel.attention.sparse import Attended, Chosen

@@ -25,18 +25,19 @@ _CHUNK = {"cpu": 1 << 24, "cuda": 1 << 29}
 
 def choose_keys(projected: Projected, views: Views, ranges: KeyRanges, model: Model) -> torch.Tensor:
     """Positions [rows, top_k] of the keys that each row's indexer chose, in its request; −1 behind (A2)."""
-    q, keys, scale, weights = _indexer(projected, views, model)
-    return choose(q, keys, scale, weights, ranges, model.shape.top_k, chunk_elements=_chunk(model))
+    q, keys, scale, weights = indexer_inputs(projected, views, model)
+    return choose(q, keys, scale, weights, ranges, model.shape.top_k, chunk_elements=chunk_elements(model))
 
 
 def index_logits(projected: Projected, views: Views, ranges: KeyRanges, model: Model) -> torch.Tensor:
     """The logits [rows, keys] by which :func:`choose_keys` chooses, all at once (A1)."""
-    return mqa_logits(*_indexer(projected, views, model), ranges)
+    return mqa_logits(*indexer_inputs(projected, views, model), ranges)
 
 
-def _indexer(
+def indexer_inputs(
     projected: Projected, views: Views, model: Model
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """(q, keys, scales of the keys or None, weights of the heads), of queries and packed index rows."""
     keys, scale = model.formats[Cache.INDEX].keys_and_scales(views[Cache.INDEX])
     q, weights = projected.index_q, projected.index_weights
     if scale is not None:
@@ -59,7 +60,7 @@ def attend(projected: Projected, views: Views, view_rows: torch.Tensor, model: M
         Chosen(view_rows, len(kv)),
         latent=model.shape.latent,
         sm_scale=model.shape.sm_scale,
-        chunk_elements=_chunk(model),
+        chunk_elements=chunk_elements(model),
     )
 
 
@@ -76,5 +77,6 @@ def rows_of_view(
     return rows
 
 
-def _chunk(model: Model) -> int:
+def chunk_elements(model: Model) -> int:
+    """How large a temporary may be, on the device of the arithmetic."""
     return _CHUNK[model.device.type]

@@ -18,8 +18,10 @@ from refmodel.model.attend import attend, choose_keys, rows_of_view
 from refmodel.model.batch import Batch
 from refmodel.model.layer import Projected, embed, finish, project
 from refmodel.model.model import Model
+from refmodel.model.sharded import attend_to_shards
 from refmodel.storage.identity import Cache
 from refmodel.storage.passage import Passage
+from refmodel.storage.reuse import ViewPath
 from refmodel.storage.traffic import Shards, Traffic
 
 
@@ -28,7 +30,7 @@ class LayerTrace:
     """What one layer did on one rank, for whoever wants to compare."""
 
     rows: dict[Cache, torch.Tensor]  # packed, of this rank's rows
-    views: dict[Cache, torch.Tensor]  # packed, of all keys
+    views: dict[Cache, torch.Tensor]  # packed, of all keys; none where each rank attends to its shard
     positions: torch.Tensor  # [row_counts[rank], top_k] chosen keys of each row's request
 
 
@@ -53,7 +55,10 @@ def forward(
         device = next(iter(shards[index].values())).pages.device
         views = traffic.views(index, {cache: packed.to(device) for cache, packed in rows.items()})
         views = {cache: view.to(model.device) for cache, view in views.items()}
-        out, positions = _attend_halves(projected, views, passage, batch, model)
+        if passage.read.path is ViewPath.NONE:
+            out, positions = attend_to_shards(projected, shards[index], passage, batch, model, group)
+        else:
+            out, positions = _attend_halves(projected, views, passage, batch, model)
         hidden = finish(hidden, out, layer, model.shape)
         traces.append(LayerTrace(rows, views, positions))
     return Output(_gathered(hidden, passage, group), tuple(traces))

@@ -34,8 +34,15 @@ class Codec(Protocol):
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """[n, width] of any type → its bytes, uint8 [n, width × itemsize]."""
-    return rows.contiguous().view(torch.uint8)
+    """[…, width] of any type → its bytes, uint8 […, width × itemsize]."""
+    # Flat in between: a contiguous tensor may have any stride in a dim of size 1.
+    flat = rows.contiguous().view(-1).view(torch.uint8)
+    return flat.view(*rows.shape[:-1], rows.shape[-1] * rows.dtype.itemsize)
+
+
+def as_type(field: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A field of packed rows, uint8 [n, bytes] → [n, elements]. Copied: inside a row it may not be aligned."""
+    return field.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,9 +100,9 @@ class ScaledLatent:
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         tiles = self.latent // self.tile
         elements, scales, rope = packed.split((self.latent, 4 * tiles, 2 * self.rope), -1)
-        tiled = elements.contiguous().view(FP8).to(torch.float32).unflatten(-1, (tiles, self.tile))
-        latent = tiled * scales.contiguous().view(torch.float32)[..., None]
-        return torch.cat([latent.flatten(-2), rope.contiguous().view(torch.bfloat16).to(torch.float32)], -1)
+        tiled = as_type(elements, FP8).to(torch.float32).unflatten(-1, (tiles, self.tile))
+        latent = tiled * as_type(scales, torch.float32)[..., None]
+        return torch.cat([latent.flatten(-2), as_type(rope, torch.bfloat16).to(torch.float32)], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +126,5 @@ class ScaledKey:
     def parts(self, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(keys fp32 [n, width] without their scale, scale fp32 [n]), as the indexer takes them (A1)."""
         elements, scale = packed.split(self.fields, -1)
-        keys = elements.contiguous().view(FP8).to(torch.float32)
-        return keys, scale.contiguous().view(torch.float32).flatten()
+        keys = as_type(elements, FP8).to(torch.float32)
+        return keys, as_type(scale, torch.float32).flatten()

@@ -16,6 +16,7 @@ from math import gcd
 
 import torch
 
+from refmodel.storage.codecs import as_type
 from refmodel.storage.formats import Format
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -44,7 +45,7 @@ def write_rows(pages: torch.Tensor, slots: torch.Tensor, packed: torch.Tensor, r
     page, offset = slots // page_size, slots % page_size
     for part, field in zip(packed.split(row_format.fields, 1), _fields(pages, row_format), strict=True):
         target = words(field)
-        target[page, offset] = part.contiguous().view(target.dtype)
+        target[page, offset] = as_type(part, target.dtype)
 
 
 def read_rows(pages: torch.Tensor, slots: torch.Tensor, row_format: Format) -> torch.Tensor:

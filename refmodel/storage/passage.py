@@ -29,7 +29,8 @@ class Passage:
     own: Destinations  # of this rank's rows, for a direct write
     batch: Destinations  # of all batch rows, for a gathered write
     places: torch.Tensor  # [num_rows] batch rows in the gather buffers
-    pages: ViewIndex | None  # what is materialized: the view, or its history; None for current-only reuse
+    pages: ViewIndex | None  # what is materialized: the view, or its history; else None
+    held: Destinations  # view rows that this rank stores, and their slots; empty unless there is no view
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -82,14 +83,25 @@ def open_passage(
         batch=destinations(physical, num_slots, rank, device=device),
         places=plan.places.to(device or "cpu"),
         pages=_pages(verdict, view, plan, rank, local_pages, device),
+        held=_held(verdict, view, rank, num_slots, device),
     )
 
 
 def _pages(
     read: ReadVerdict, view: ViewLayout, plan: Plan, rank: int, local_pages: int, device: torch.device | None
 ) -> ViewIndex | None:
-    if read.path is ViewPath.CURRENT:
+    if read.path in (ViewPath.CURRENT, ViewPath.NONE):
         return None
     if read.path is ViewPath.PARTIAL:
         view = view_layout(view.tables, [extent.prefix for extent in plan.extents], plan.grid)
     return view_index(view, rank, local_pages=local_pages, device=device)
+
+
+def _held(
+    read: ReadVerdict, view: ViewLayout, rank: int, num_slots: int, device: torch.device | None
+) -> Destinations:
+    slots = torch.empty(0, dtype=torch.int64)
+    if read.path is ViewPath.NONE:
+        tables = zip(view.tables, view.valid, strict=True)
+        slots = torch.cat([table.slots(torch.arange(valid)) for table, valid in tables])
+    return destinations(to_physical(slots, rank, view.grid), num_slots, rank, device=device)

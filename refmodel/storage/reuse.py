@@ -22,6 +22,7 @@ class ViewPath(Enum):
     FULL = "full"  # pages of all ranks, after the write
     CURRENT = "current"  # the gathered current rows; no materialize
     PARTIAL = "partial"  # pages of history, and the gathered current rows
+    NONE = "none"  # there is none: each rank attends to what it stores (A6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ def read_verdict(asked: Reading, extents: Sequence[Extent]) -> ReadVerdict:
     Partial reuse of a batch without any prefix is current-only reuse, with nothing to prefetch.
     """
     cached = next((i for i, extent in enumerate(extents) if extent.prefix), None)
-    if asked.path is ViewPath.FULL:
-        reason = ("no prefetch: a full view holds current rows, which the next layer has not computed",)
-        return ReadVerdict(ViewPath.FULL, False, reason if asked.prefetch else ())
+    if asked.path in (ViewPath.FULL, ViewPath.NONE):
+        reason = ("no prefetch: the next layer's current rows would have to be there already",)
+        return ReadVerdict(asked.path, False, reason if asked.prefetch else ())
     if cached is None:
         return ReadVerdict(ViewPath.CURRENT, False)
     if asked.path is ViewPath.CURRENT:

@@ -41,6 +41,10 @@ class Traffic:
             return {
                 cache: self._full(shard, cache, rows[cache]) for cache, shard in self.layers[layer].items()
             }
+        if self.passage.read.path is ViewPath.NONE:
+            for cache, shard in self.layers[layer].items():
+                self._write(shard, cache, rows[cache])
+            return {}
         history = self._history(layer)
         current = {
             cache: self._current(shard, cache, rows[cache]) for cache, shard in self.layers[layer].items()
@@ -53,13 +57,15 @@ class Traffic:
         return {cache: join_history(history[cache], current[cache], extents) for cache in current}
 
     def _full(self, shard: Shard, cache: Cache, rows: torch.Tensor) -> torch.Tensor:
-        name = cache.name.lower()
+        self._write(shard, cache, rows)
+        assert self.passage.pages is not None
+        return materialize(shard, self.passage.pages, group=self.group, site=f"{cache.name.lower()}.view")
+
+    def _write(self, shard: Shard, cache: Cache, rows: torch.Tensor) -> None:
         if self.passage.write.path is WritePath.DIRECT:
             shard.write(self.passage.own, rows)
         else:
-            shard.write(self.passage.batch, self._gather(rows, f"{name}.write"))
-        assert self.passage.pages is not None
-        return materialize(shard, self.passage.pages, group=self.group, site=f"{name}.view")
+            shard.write(self.passage.batch, self._gather(rows, f"{cache.name.lower()}.write"))
 
     def _current(self, shard: Shard, cache: Cache, rows: torch.Tensor) -> torch.Tensor:
         """The current rows of the view, [real rows, bytes a token]; written on the way."""

@@ -118,7 +118,7 @@ def build_case(scenario: Scenario) -> Case:
         forwards=tuple(builder.forward(i, step) for i, step in enumerate(scenario.steps)),
         local_pages=builder.local_pages,
         layers=scenario.layers,
-        reading=Reading(scenario.reuse, scenario.prefetch),
+        reading=Reading(scenario.view, scenario.prefetch),
         arithmetic=_arithmetic(scenario) if "attention" in scenario.checks else None,
         checks=frozenset(scenario.checks),
     )

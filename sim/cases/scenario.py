@@ -102,7 +102,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: AtLeast0 = 0  # of the scramble of page ids, and of the lanes of pages already in cache
     remap: tuple[Remap, ...] = ()
     offsets: tuple[Offsets, ...] = ()
-    reuse: ViewPath = ViewPath.FULL  # what views are made of
+    view: ViewPath = ViewPath.FULL  # what views are made of
     prefetch: bool = False
     transform: Transform = Transform.PAGED  # how chosen keys are named; like the next two, of the model
     ids: Ids = "random"
@@ -161,7 +161,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "split": tuple(split.value for split in Split),
     "write": tuple(path.value for path in WritePath),
     "format": get_args(Format),
-    "reuse": tuple(path.value for path in ViewPath),
     "view": tuple(path.value for path in ViewPath),
     "transform": tuple(transform.value for transform in Transform),
     "placement": get_args(Placement),
@@ -223,6 +222,8 @@ def _contradictions(scenario: Scenario) -> Iterator[tuple[str, str, object]]:
     if "attention" in scenario.checks and scenario.format == "tag":
         yield "format", "f64, f32, bf16 or fp8 with the attention check", scenario.format
     if "attention" not in scenario.checks:
+        if scenario.view is ViewPath.NONE:
+            yield "view", "full, current or partial without the attention check", scenario.view.value
         for key, value, default in _of_the_model(scenario):
             if value != default:
                 yield key, "no such key without the attention check: no model runs", value

@@ -19,7 +19,7 @@ from refmodel.precision import FP64_BUDGET, budget
 from refmodel.storage.identity import Cache
 from sim.cases.arithmetic import Arithmetic
 from sim.cases.case import Case, Forward, Turn
-from sim.serving.checks import differing_rows
+from sim.serving.checks import check_shard, differing_rows
 from sim.serving.report import RankReport
 
 Array = npt.NDArray[np.float64]
@@ -48,6 +48,8 @@ def judge_numbers(case: Case, arithmetic: Arithmetic, reports: Sequence[RankRepo
                 requests[turn.request] = _in_cache(case, arithmetic, model, turn)
         _add_forward(case, forward, index, reports, requests)
         yield from _judge_views(case, forward, index, reports[0], requests)
+    if "isolation" in case.checks:
+        yield from _judge_shards(case, reports, requests)
     for number, request in requests.items():
         yield from _judge_request(case, arithmetic, model, number, request)
 
@@ -103,6 +105,20 @@ def _judge_views(
                     f"others, in a view of {len(view)} rows",
                     where,
                 )
+
+
+def _judge_shards(
+    case: Case, reports: Sequence[RankReport], requests: dict[int, _Request]
+) -> Iterator[Finding]:
+    """O3, V1: each rank stores the rows it owns, wherever they were computed, and nothing else."""
+    for report in reports:
+        for layer, shards in enumerate(report.shards):
+            for cache, shard in shards.items():
+
+                def truth(turn: Turn, layer: int = layer, cache: Cache = cache) -> torch.Tensor:
+                    return requests[turn.request].rows[layer][cache]
+
+                yield from check_shard(shard, case, layer, cache, truth)
 
 
 def _judge_request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from refmodel.storage.identity import PADDING_TAG, Cache, pack
 from refmodel.storage.passage import Passage
 from refmodel.storage.traffic import Shards, Traffic
 from sim.cases.case import Case, Forward, Origin, Turn
-from sim.serving.checks import check_bytes, check_view
+from sim.serving.checks import check_bytes, check_shard, check_view
 
 
 class Identities:
@@ -63,8 +64,16 @@ class Identities:
             wrong = wrong or list(check_bytes(view, whole, forward, layer, cache, self.rank))
         return wrong
 
-    def truth(self, turn: Turn, layer: int, cache: Cache) -> torch.Tensor:
-        """The packed rows of all valid tokens of a request."""
+    def check_shards(self, shards: Sequence[Shards]) -> list[Finding]:
+        """O3: each shard holds the tokens it owns, and nothing else."""
+        return [
+            finding
+            for layer, of_layer in enumerate(shards)
+            for cache, shard in of_layer.items()
+            for finding in check_shard(shard, self.case, layer, cache, partial(self._truth, layer, cache))
+        ]
+
+    def _truth(self, layer: int, cache: Cache, turn: Turn) -> torch.Tensor:
         return self.case.formats[cache].encode(turn.tags(layer, cache))
 
     def _local_tags(self, passage: Passage, forward: Forward, layer: int, cache: Cache) -> torch.Tensor:

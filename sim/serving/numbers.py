@@ -20,7 +20,7 @@ from refmodel.storage.identity import Cache
 from refmodel.storage.passage import Passage
 from refmodel.storage.traffic import Shards
 from sim.cases.arithmetic import Arithmetic
-from sim.cases.case import Case, Forward, Origin, Turn
+from sim.cases.case import Case, Forward, Origin
 
 
 class Numbers:
@@ -31,7 +31,6 @@ class Numbers:
         self.model = arithmetic.model()
         self.outputs: list[Output] = []
         self._cached: dict[int, Replicated] = {}
-        self._last: dict[tuple[str, int, Cache], torch.Tensor] = {}
 
     def cached(self, table: PageTable, origin: Origin, layer: int, cache: Cache) -> torch.Tensor:
         """The packed rows of a prefix that was in cache before the first step: as one rank computes them."""
@@ -52,17 +51,12 @@ class Numbers:
         self.outputs.append(output)
         for layer, trace in enumerate(output.layers):
             for cache, view in trace.views.items():
-                self._remember(view, step, layer, cache)
                 yield layer, cache, view
-
-    def _remember(self, view: torch.Tensor, step: Forward, layer: int, cache: Cache) -> None:
-        for turn, rows in zip(step.turns, view.split(list(step.valid)), strict=True):
-            self._last[turn.name, layer, cache] = rows
 
     def check(self, view: torch.Tensor, step: Forward, layer: int, cache: Cache) -> list[Finding]:
         """Nothing yet: no rank knows the rows of the others."""
         return []
 
-    def truth(self, turn: Turn, layer: int, cache: Cache) -> torch.Tensor:
-        """The packed rows of all valid tokens of a request, as its last view had them."""
-        return self._last[turn.name, layer, cache]
+    def check_shards(self, shards: Sequence[Shards]) -> list[Finding]:
+        """Nor what its shards should hold."""
+        return []

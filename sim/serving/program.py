@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,8 @@ from refmodel.errors import Finding, InvalidInput
 from refmodel.layout.ownership import to_physical
 from refmodel.storage.identity import Cache
 from refmodel.storage.passage import Passage, open_passage
-from refmodel.storage.shard import destinations, empty_shard
-from sim.cases.case import Case, Forward, Turn
-from sim.serving.checks import check_shard
+from refmodel.storage.shard import Shard, destinations, empty_shard
+from sim.cases.case import Case, Forward
 from sim.serving.identities import Identities
 from sim.serving.numbers import Numbers
 from sim.serving.report import RankReport
@@ -94,8 +94,7 @@ class Server:
 
     def report(self) -> RankReport:
         if "isolation" in self.case.checks:
-            for layer, cache in self.case.planes():
-                self._check_shard(layer, cache)
+            self._find(*self.rows.check_shards(self.shards))
         return RankReport(
             rank=self.rank,
             digest=self.digest.hexdigest(),
@@ -103,10 +102,12 @@ class Server:
             fallbacks=self.fallbacks,
             rows_checked=self.rows_checked,
             outputs=tuple(self.rows.outputs),
+            shards=self._stored() if self.case.arithmetic is not None else (),
         )
 
-    def _check_shard(self, layer: int, cache: Cache) -> None:
-        def truth(turn: Turn) -> torch.Tensor:
-            return self.rows.truth(turn, layer, cache)
-
-        self._find(*check_shard(self.shards[layer][cache], self.case, layer, cache, truth))
+    def _stored(self) -> tuple[dict[Cache, Shard], ...]:
+        """The shards as they are now, on the CPU."""
+        return tuple(
+            {cache: replace(shard, pages=shard.pages.cpu()) for cache, shard in shards.items()}
+            for shards in self.shards
+        )

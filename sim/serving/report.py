@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from refmodel.errors import Finding
 from refmodel.model.forward import Output
+from refmodel.storage.identity import Cache
+from refmodel.storage.shard import Shard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,3 +20,4 @@ class RankReport:
     fallbacks: int  # paths that were asked for and could not be taken
     rows_checked: int
     outputs: tuple[Output, ...]  # of each forward of a model
+    shards: tuple[dict[Cache, Shard], ...]  # of each layer, at the end; of a model only
