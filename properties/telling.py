@@ -17,11 +17,9 @@ of two, alone in their tile, survive every format. The last rope dim lowers the 
 
 Rows are judged one by one: a row that sees 64 keys has outputs 128 times those of a row that sees 8,192.
 
->>> told = telling_inputs(rows=1, keys=8, shape=MlaShape(1, 12, 1), tile=4, sm_scale=1.0, seed=0)
->>> told.kv[:, 4:12].int()
+>>> told = telling_inputs(rows=1, keys=4, shape=MlaShape(1, 6, 1), tile=2, sm_scale=1.0, seed=0)
+>>> told.kv[:, 2:6].int()  # two payload tiles
 tensor([[...
->>> told.kv[:, 4:12].sum(0).tolist()  # each dim is used twice, with both signs
-[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 """
 
 from __future__ import annotations
@@ -80,7 +78,9 @@ def telling_inputs(
 def _payload(keys: int, tiles: int, tile: int, generator: torch.Generator) -> torch.Tensor:
     """[keys, tiles × tile]: any ``tile`` keys from a multiple of it on use every dim of every tile once."""
     block, place = torch.arange(keys) // tile, torch.arange(keys) % tile
-    alternating = 1 - 2 * (block % 2)
+    block_signs = torch.ones(1, dtype=torch.int64)
+    while len(block_signs) <= int(block[-1]):
+        block_signs = torch.cat([block_signs, -block_signs])
     loud = 2 ** (keys - 1).bit_length()
     payload = torch.zeros(tiles, keys, tile, dtype=torch.float64)
     for i in range(tiles):
@@ -88,5 +88,5 @@ def _payload(keys: int, tiles: int, tile: int, generator: torch.Generator) -> to
         signs = 1 - 2 * torch.randint(2, (tile,), generator=generator)
         # Tiles are turned by 0, 1, 2, … places a block: two of the dims tell place and block.
         dims = order[(place + i * block) % tile]
-        payload[i, torch.arange(keys), dims] = (loud * alternating * signs[dims]).double()
+        payload[i, torch.arange(keys), dims] = (loud * block_signs[block] * signs[dims]).double()
     return payload.movedim(0, 1).flatten(1)

@@ -18,7 +18,7 @@ from refmodel.collectives import all_gather_rows, at_site
 from refmodel.errors import InvalidInput
 from refmodel.layout.ownership import owner
 from sim.cases.build import build_case
-from sim.cases.scenario import find_scenarios
+from sim.cases.library import find_scenarios
 from sim.failures import Deadlock, Diverged, RankFailed, RunFailed, TimedOut
 from sim.faults.fault import KINDS, Fault
 from sim.gate.judge import judge

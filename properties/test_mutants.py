@@ -14,7 +14,7 @@ from properties.proofs import all_proofs
 from refmodel.laws import LAWS
 from refmodel.layout import plan, split
 from refmodel.layout.geometry import Extent, Grid
-from sim.cases.scenario import catalogue
+from sim.cases.library import catalogue
 
 
 def test_ids_are_unique() -> None:

@@ -14,7 +14,8 @@ from refmodel.laws import LAWS
 from refmodel.layout.ownership import current_slots
 from refmodel.storage.write import write_verdict
 from sim.cases.build import build_case
-from sim.cases.scenario import Scenario, catalogue, find_scenarios, load_scenario, parse_scenario, theme_of
+from sim.cases.library import catalogue, find_scenarios, load_scenario, parse_scenario, theme_of
+from sim.cases.scenario import Scenario
 from sim.gate.marks import MARKS, marks_of
 from sim.gate.runs import Outcome, run_scenario
 from sim.world import World

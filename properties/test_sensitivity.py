@@ -64,14 +64,6 @@ class Bench:
     def stored(self) -> torch.Tensor:
         return self.format.unpack(self.format.pack(self.inputs.kv))
 
-    @cached_property
-    def budgets(self) -> dict[int, float]:
-        """Of each row: from float64 over exact inputs, and from the twin."""
-        if self.precision == "f64":
-            return dict.fromkeys(ROWS, FP64_BUDGET)
-        eps = torch.finfo(self.dtype).eps
-        return {row: budget(self.error(row, self.attend(row, sees(row))), eps=eps) for row in ROWS}
-
     def query(self, row: int) -> torch.Tensor:
         return self.inputs.q[[ROWS.index(row)]].to(self.dtype)
 
@@ -90,7 +82,7 @@ class Bench:
 
     def excess(self, row: int, out: torch.Tensor) -> float:
         """Error of a row in budgets: above 1 it is wrong."""
-        return self.error(row, out) / self.budgets[row]
+        return self.error(row, out) / budget_of(self, row)
 
 
 @cache
@@ -109,8 +101,20 @@ def sees(row: int) -> torch.Tensor:
     return torch.arange(row + 1)
 
 
-def least_error_of_a_gap(inputs: TellingInputs, row: int) -> float:
-    """The error that the absence of a key makes, of the key that would be missed least.
+def twin_error(bench: Bench, row: int) -> float:
+    """What the precision costs on one rank."""
+    return bench.error(row, bench.attend(row, sees(row)))
+
+
+@cache
+def budget_of(bench: Bench, row: int) -> float:
+    if bench.precision == "f64":
+        return FP64_BUDGET
+    return budget(twin_error(bench, row), eps=torch.finfo(bench.dtype).eps)
+
+
+def errors_of_gaps(inputs: TellingInputs, row: int) -> torch.Tensor:
+    """[row + 1] the error that the absence of each key makes, in float64; of rows with two keys or more.
 
     Without key j of weight w the output is (out − w·v) / (1 − w): it changes by w / (1 − w) · (out − v).
     """
@@ -120,7 +124,7 @@ def least_error_of_a_gap(inputs: TellingInputs, row: int) -> float:
     for weight, of_head in zip(weights, out, strict=True):
         farthest = (of_head - kv[:, : SHAPE.latent]).abs().amax(1)
         worst = worst.maximum(weight / (1 - weight) * farthest)
-    return float(worst.min() / out.abs().max())
+    return worst / out.abs().max()
 
 
 # -- what is right ----------------------------------------------------------------------------------------
@@ -215,29 +219,25 @@ def test_faults_of_a_single_token_exceed_the_budget(precision: str) -> None:
 @precisions
 def test_no_key_can_be_missing(precision: str) -> None:
     bench = Bench(telling(0), precision)
-    for row in ROWS:
-        # The gap is worked out in float64; what the precision costs may hide as much as the twin's error.
-        hidden = bench.error(row, bench.attend(row, sees(row)))
-        assert least_error_of_a_gap(bench.inputs, row) > bench.budgets[row] + hidden, f"row {row}"
+    for row in ROWS[1:]:  # row 0 without its key gives 0, an error of 1
+        # Gaps are worked out in float64: what the precision costs may hide as much as the twin's error.
+        shown = errors_of_gaps(bench.inputs, row) - twin_error(bench, row)
+        assert float(shown.min()) > budget_of(bench, row), f"row {row}"
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_random_inputs_do_not_tell(precision: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).double()
-
-    row = ROWS[-1]
-    bench = Bench(
-        TellingInputs(randn(len(ROWS), SHAPE.heads, SHAPE.width), randn(row + 1, SHAPE.width)), precision
+    generator, row = torch.Generator().manual_seed(0), ROWS[-1]
+    q, kv = (
+        torch.randn(*size, SHAPE.width, generator=generator).double()
+        for size in ((len(ROWS), SHAPE.heads), (row + 1,))
     )
-    missed = [
-        key
-        for key in edges(row)
-        if bench.excess(row, bench.attend(row, sees(row).where(sees(row) != key, NO_KEY))) <= 1
-    ]
-    assert missed
+    bench = Bench(TellingInputs(q, kv), precision)
+    shown = errors_of_gaps(bench.inputs, row) + twin_error(bench, row)
+    hidden = (shown <= budget_of(bench, row)).nonzero().flatten()
+    assert len(hidden) > row / 2
+    one = int(hidden[0])
+    assert bench.excess(row, bench.attend(row, sees(row).where(sees(row) != one, NO_KEY))) <= 1
 
 
 @precisions

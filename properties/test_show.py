@@ -14,7 +14,7 @@ from rich.console import Console
 
 from properties.command_line import HOLDS, cpkv, refused
 from sim.cases.build import build_case
-from sim.cases.scenario import catalogue
+from sim.cases.library import catalogue
 from sim.picture.anatomy import anatomy
 from sim.picture.strip import print_forward
 

@@ -21,7 +21,8 @@ from hypothesis import settings
 from properties.mutants import MUTANTS, named_mutant
 from properties.mutants.mutant import Mutant
 from properties.proofs import Proof, all_proofs
-from sim.cases.scenario import Scenario, catalogue
+from sim.cases.library import catalogue
+from sim.cases.scenario import Scenario
 from sim.gate.record import Entry, entry_of
 from sim.gate.runs import run_scenario
 from sim.world import World

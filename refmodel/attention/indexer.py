@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from refmodel.attention.chunks import row_chunks
 from refmodel.attention.accumulating import accumulating_type
+from refmodel.attention.chunks import row_chunks
 from refmodel.attention.ranges import KeyRanges
 from refmodel.attention.topk import top_k
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from refmodel.attention.accumulating import accumulating_type
 from refmodel.attention.chunks import row_chunks
 from refmodel.attention.indexer import mqa_logits
 from refmodel.attention.merge import merge_attended, merge_top_k
-from refmodel.attention.accumulating import accumulating_type
 from refmodel.attention.ranges import KeyRanges
 from refmodel.attention.sparse import Attended, Chosen, nothing_attended, sparse_mla
 from refmodel.attention.topk import NO_KEY, top_k

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from refmodel.attention.chunks import row_chunks
 from refmodel.attention.accumulating import accumulating_type
+from refmodel.attention.chunks import row_chunks
 from refmodel.attention.topk import NO_KEY
 from refmodel.errors import InvalidInput
 

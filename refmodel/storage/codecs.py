@@ -41,7 +41,7 @@ def as_bytes(rows: torch.Tensor) -> torch.Tensor:
 
 
 def as_type(field: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A field of packed rows, uint8 [n, bytes] → [n, elements]. Copied: inside a row it may not be aligned."""
+    """A field of packed rows, uint8 [n, bytes] → [n, elements]. Copied: in a row it may not be aligned."""
     return field.clone(memory_format=torch.contiguous_format).view(dtype)
 
 

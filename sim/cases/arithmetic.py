@@ -36,6 +36,11 @@ class Arithmetic:
         """The ids [stop] of a request: drawn, or all the same, or all of the token whose row is zero."""
         if self.ids != "random":
             return torch.full((stop,), int(self.ids == "equal"))
-        tags = pack(request=request, position=torch.arange(stop), layer=0, cache=Cache.QUERY, write=0)
-        drawn = contents(tags, 1, torch.float64)[:, 0]  # in [−1, 1)
-        return ((drawn + 1) / 2 * self.shape.vocab).to(torch.int64)
+        return token_ids(request, stop, self.shape.vocab)
+
+
+def token_ids(request: int, stop: int, vocab: int) -> torch.Tensor:
+    """Ids [stop] of a request, below ``vocab``: drawn from who each token is."""
+    tags = pack(request=request, position=torch.arange(stop), layer=0, cache=Cache.QUERY, write=0)
+    drawn = contents(tags, 1, torch.float64)[:, 0]  # in [−1, 1)
+    return ((drawn + 1) / 2 * vocab).to(torch.int64)

@@ -60,7 +60,7 @@ class _Builder:
         rotations = [extend.rotation for extend in step.extend]
         plan = plan_batch(extents, self.grid, self.scenario.split, rotations=rotations, padding=step.padding)
         turns = tuple(self._turn(index, i, plan) for i in range(len(step.extend)))
-        return Forward(index + 1, turns, step.padding)
+        return Forward(index + 1, turns, step.padding, step.draft)
 
     def _extent(self, index: int, i: int) -> Extent:
         extend = self.scenario.steps[index].extend[i]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -18,6 +19,8 @@ from refmodel.storage.formats import Format
 from refmodel.storage.identity import Cache, pack
 from refmodel.storage.reuse import FULL, Reading
 from sim.cases.arithmetic import Arithmetic
+
+DraftPlan = Literal["current", "missing", "stale"]  # that comes with a forward; stale: the one before's
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Forward:
     step: int  # 1, 2, …: the write number of its rows
     turns: tuple[Turn, ...]
     padding: int = 0
+    draft: DraftPlan = "current"
 
     def plan(self, grid: Grid, split: Split) -> Plan:
         """The plan: every rank computes it for itself."""

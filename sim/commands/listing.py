@@ -9,7 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sim.cases.scenario import Scenario, theme_of
+from sim.cases.library import theme_of
+from sim.cases.scenario import Scenario
 
 
 def print_scenarios(scenarios: Iterable[Scenario], console: Console) -> None:

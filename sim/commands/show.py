@@ -9,7 +9,8 @@ import typer
 
 from refmodel.errors import InvalidInput
 from sim.cases.build import build_case
-from sim.cases.scenario import Scenario, find_scenarios
+from sim.cases.library import find_scenarios
+from sim.cases.scenario import Scenario
 from sim.gate.record import as_json
 from sim.picture.anatomy import Anatomy, anatomy
 from sim.picture.plot import draw

@@ -11,7 +11,8 @@ import msgspec
 
 from refmodel.errors import Finding
 from sim.cases.build import build_case
-from sim.cases.scenario import Scenario, catalogue, find_scenarios
+from sim.cases.library import catalogue, find_scenarios
+from sim.cases.scenario import Scenario
 from sim.faults.fault import check_faults
 from sim.gate.record import Entry, Report, broken, entry_of, report_of
 from sim.gate.runs import Worlds, choose_runs, run_all

@@ -14,7 +14,7 @@ import msgspec
 
 from refmodel.errors import Finding
 from refmodel.laws import LAWS
-from sim.cases.scenario import theme_of
+from sim.cases.library import theme_of
 from sim.gate.judge import INFRASTRUCTURE
 from sim.gate.marks import MARKS
 from sim.gate.runs import Outcome

@@ -15,6 +15,7 @@ from refmodel.storage.identity import Cache
 from refmodel.storage.passage import Passage, open_passage
 from refmodel.storage.shard import Shard, destinations, empty_shard
 from sim.cases.case import Case, Forward
+from sim.serving.drafting import embed_draft_rows
 from sim.serving.identities import Identities
 from sim.serving.numbers import Numbers
 from sim.serving.report import RankReport
@@ -72,6 +73,10 @@ class Server:
             self._digest(view)
             self.rows_checked += len(view)
             self._find(*self.rows.check(view, forward, layer, cache))
+        if "draft" in self.case.checks:
+            drafted = embed_draft_rows(self.case, forward.step - 1, self.rank)
+            self.fallbacks += drafted.fell_back
+            self._find(*drafted.findings)
         if isinstance(self.rows, Numbers):
             self._digest(self.rows.outputs[-1].hidden)
 
