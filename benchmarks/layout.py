@@ -23,7 +23,8 @@ from refmodel.layout.geometry import Extent, Grid, num_pages
 from refmodel.layout.ownership import PageTable, current_slots, to_physical
 from refmodel.layout.plan import Plan, plan_batch
 from refmodel.layout.split import Split
-from refmodel.storage.view import assemble, view_layout
+from refmodel.storage.formats import index_format
+from refmodel.storage.view import ViewIndex, assemble, view_index, view_layout
 
 TOKENS = 1_000_000
 GRID = Grid(world_size=64, page_size=64)
@@ -88,15 +89,19 @@ def work_of_split(plan: Plan, tables: list[PageTable]) -> Iterator[tuple[str, Ac
     yield "ks and ke of all rows", partial(plan.visibility, plan.gather_order), "arange"
     yield "slots of all rows", partial(current_slots, plan, tables), "arange"
     yield "remap on rank 0", partial(to_physical, slots, 0, GRID), "arange"
-    yield "rerange of all rows", partial(plan.rerange, ROWS), "index copy"
+    buffers = torch.ones(GRID.world_size * plan.max_rank_rows, WIDTH)
+    yield "rerange of all rows", partial(plan.rerange, buffers), "index copy"
 
 
 def work_of_view(tables: list[PageTable], valid: list[int]) -> Iterator[tuple[str, Act, str]]:
     """What does not."""
-    layout = view_layout(tables, valid, GRID)
-    gathered = torch.ones(len(layout.pages), GRID.page_size, WIDTH)
+    row_format = index_format("f32", WIDTH)
+    index = _view_anew(tables, valid)
+    most = max(index.layout.page_counts)
+    shape = GRID.world_size * most, row_format.page_bytes(GRID.page_size)
+    buffers = torch.zeros(shape, dtype=torch.uint8)
     yield "view: pages of all ranks", partial(_view_anew, tables, valid), "arange"
-    yield "view: assemble", partial(assemble, gathered, layout), "index copy"
+    yield "view: assemble", partial(assemble, buffers, index, row_format), "index copy"
 
 
 def _plan_anew(plan: Plan) -> torch.Tensor:
@@ -104,9 +109,8 @@ def _plan_anew(plan: Plan) -> torch.Tensor:
     return plan_batch(plan.extents, plan.grid, plan.split).gather_order
 
 
-def _view_anew(tables: list[PageTable], valid: list[int]) -> object:
-    layout = view_layout(tables, valid, GRID)
-    return layout.rank_major, layout.page_counts, layout.local_pages(0)
+def _view_anew(tables: list[PageTable], valid: list[int]) -> ViewIndex:
+    return view_index(view_layout(tables, valid, GRID), 0, local_pages=TOKENS)
 
 
 def best_of(act: Act, plain: Act) -> tuple[float, float]:

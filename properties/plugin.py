@@ -95,6 +95,7 @@ class _Controller:
     def __init__(self, config: pytest.Config) -> None:
         self.marks = config.stash.setdefault(_MARKS, set())
 
+    @pytest.hookimpl(optionalhook=True)  # it is xdist's, which may be switched off
     def pytest_testnodedown(self, node: object) -> None:
         self.marks |= set(getattr(node, "workeroutput", {}).get("marks", ()))
 

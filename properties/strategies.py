@@ -18,10 +18,15 @@ from refmodel.layout.ownership import PageTable, logical_page
 from refmodel.layout.placement import new_page_lanes
 from refmodel.layout.plan import Plan, plan_batch
 from refmodel.layout.split import Split
+from refmodel.storage.formats import PRECISIONS, TAG, index_format, mla_format
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7, 8)
 PAGE_SIZES = (1, 2, 3, 4, 16, 64)
 ZIGZAGS = (Split.TOKEN_BALANCED, Split.PAGE_ALIGNED)
+# Sizes that divide nothing: fields of a page need not be aligned to their elements.
+MLA_FORMATS = tuple(mla_format(precision, latent=6, rope=3, tile=2) for precision in PRECISIONS)
+INDEX_FORMATS = tuple(index_format(precision, 5) for precision in PRECISIONS)
+FORMATS = (TAG, *MLA_FORMATS, *INDEX_FORMATS)
 
 
 def grids(*, max_world: int = 8, max_page: int = 64) -> st.SearchStrategy[Grid]:
@@ -67,11 +72,13 @@ def plans(
     max_world: int = 8,
     max_page: int = 64,
     padded: bool = True,
+    prefixed: bool = True,
 ) -> Plan:
     """A planned batch: one to ``max_requests`` extents, rotations, padding rows."""
     grid = draw(grids(max_world=max_world, max_page=max_page))
     split = draw(st.sampled_from(splits))
-    batch = draw(st.lists(extents(grid), min_size=1, max_size=max_requests))
+    extent = extents(grid) if prefixed else st.builds(Extent, st.just(0), token_counts(grid))
+    batch = draw(st.lists(extent, min_size=1, max_size=max_requests))
     rotation = st.just(0) if split is Split.ROUND_ROBIN else st.integers(0, grid.world_size - 1)
     return plan_batch(
         batch,

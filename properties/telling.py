@@ -1,7 +1,7 @@
 """Inputs in which a single token shows, whatever the precision (law A5).
 
 Under random inputs every output element is a sum over all n keys. One of 8,192 has a weight of 1e-4, and its
-absence changes elements by a hundredth of the largest one: no more than what low precision costs anyway.
+absence changes an element by a thousandth of the largest one: less than what low precision costs anyway.
 Here the latent dims are cut in two:
 
 - The first tile, and the rope dims, make the scores. They are random and small, so that every key keeps a
@@ -10,16 +10,18 @@ Here the latent dims are cut in two:
   payload tile a key has one element, ± 2^ceil(log2 n), and zeros. Its dims, one a tile, are a code that no
   other key has, so a double and a key in another's place show as much as a gap.
 
-An output element then sums n / tile keys instead of n, and their signs alternate, so that of any first keys,
-which are what a row sees, all but one cancel: what is left is about as large as the share of one key. Powers
-of two, alone in their tile, survive every format. The last rope dim lowers the score of every real key by
-12, so that a row of zeros, with score 0, would outweigh 100,000 keys.
+An output element then sums n / tile keys instead of n, and their signs cancel: of any first keys, which are
+what a row sees, all but one do. What is left is about as large as the share of one key. Signs go by the
+Thue–Morse sequence, +−−+−++−…, so that they cancel within the pages of one rank, too: partial sums stay
+small, and so does their rounding. Powers of two, alone in their tile, survive every format. The last rope
+dim lowers the score of every real key by 12, so that a row of zeros, with score 0, outweighs 100,000 keys.
 
 Rows are judged one by one: a row that sees 64 keys has outputs 128 times those of a row that sees 8,192.
 
->>> told = telling_inputs(rows=1, keys=4, shape=MlaShape(1, 6, 1), tile=2, sm_scale=1.0, seed=0)
->>> told.kv[:, 2:6].int()  # two payload tiles
-tensor([[...
+>>> told = telling_inputs(rows=1, keys=8, shape=MlaShape(1, 12, 1), tile=4, sm_scale=1.0, seed=0)
+>>> payload = told.kv[:, 4:12]  # two tiles, each dim used twice
+>>> payload.abs().sum(1).tolist(), payload.sum(0).abs().max().item(), len(payload.unique(dim=0))
+([16.0, 16.0, 16.0, 16.0, 16.0, 16.0, 16.0, 16.0], 0.0, 8)
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from refmodel.attention.mla import MlaShape
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import at_least
 
-SCORE_SPREAD = 0.125  # standard deviation of a score: weights of a row are within a factor of about 2
+SCORE_SPREAD = 0.125  # standard deviation of a score: weights of a row are within a factor of about 3
 SCORE_DROP = 12.0  # of every real key, below the score of a row of zeros
 
 

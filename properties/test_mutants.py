@@ -36,7 +36,8 @@ def test_every_mutant_says_what_is_wrong_and_where(mutant: Mutant) -> None:
 
 def test_every_incident_of_the_catalogue_is_a_mutant() -> None:
     incidents = {scenario.incident for scenario in catalogue() if scenario.incident}
-    assert incidents == {mutant.id for mutant in MUTANTS if re.fullmatch(r"(split|own|view)-\d\d", mutant.id)}
+    shape = re.compile(r"(split|own|view|attn|topk|fmt|draft)-\d\d")
+    assert incidents == {mutant.id for mutant in MUTANTS if shape.fullmatch(mutant.id)}
 
 
 def test_a_mutant_stands_wherever_the_right_version_was_known_and_leaves_no_trace() -> None:

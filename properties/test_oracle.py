@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from properties.proofs import proves
 from refmodel import oracle
 from refmodel.model.layer import embed, finish, project
 from refmodel.model.shape import TINY
@@ -108,6 +109,13 @@ def test_the_indexer_chooses_by_signed_weights_of_relu(sign: float, expected: li
     model = _two_token_model(index_weights=[[sign, 0.0]], sizes=replace(SIZES, top_k=1))
     assert model.index_logits[0].tolist() == [[0, -math.inf], [0, pytest.approx(sign * math.sqrt(2))]]
     assert _second_row(model) == pytest.approx(expected)
+
+
+def test_absorbed_scores_share_the_weight() -> None:
+    # Two equal scores halve the weights; a key that is 2 ln 2 lower weighs a quarter of the other.
+    q, kv = np.ones((2, 1, 2)), np.array([[1.0, 0.0], [3.0, -2.0 - 2 * np.log(2)]])
+    out = causal_mla(q, kv, 0, latent=1, sm_scale=1.0)
+    assert out[:, 0, 0].tolist() == [1.0, pytest.approx((4 * 1 + 1 * 3) / 5)]
 
 
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=12), st.integers(0, 2**16))
@@ -223,6 +231,7 @@ def _keeps_a2(chosen: Choices, logits: Array, k: int) -> bool:
     return sorted(logits[keys]) == sorted(logits)[-k:]
 
 
+@proves("A2")
 @given(_choices())
 def test_both_judges_of_top_k_are_the_definition(case: tuple[Choices, Array, Choices, int]) -> None:
     chosen, logits, lengths, k = case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import pytest
@@ -25,9 +26,10 @@ from refmodel.layout.ownership import (
 from refmodel.layout.placement import new_page_lanes, page_lanes
 from refmodel.layout.plan import Plan
 from refmodel.layout.split import Split
-from refmodel.storage.formats import row_format
-from refmodel.storage.shard import empty_shard
-from refmodel.storage.write import WritePath, warn_of_fallback, write_verdict
+from refmodel.storage.formats import TAG
+from refmodel.storage.passage import open_passage
+from refmodel.storage.shard import destinations, empty_shard
+from refmodel.storage.write import WritePath, write_verdict
 
 
 @proves("O1")
@@ -76,19 +78,22 @@ def test_every_position_of_a_request_has_a_slot_of_its_own(batch: Placed) -> Non
 
 
 @proves("O3")
-@given(placed(), st.integers(0, 2**20))
+@given(placed(), st.integers(0, 255))
 def test_a_rank_writes_only_what_it_owns_and_poison_survives(batch: Placed, poison: int) -> None:
     plan, grid = batch.plan, batch.plan.grid
     slots = current_slots(plan, batch.tables)
-    rows = torch.arange(len(slots))[:, None] + 2**30
+    tags = torch.arange(len(slots)) + 2**30
     for rank in range(grid.world_size):
-        shard = empty_shard(grid, rank, row_format("tag"), batch.local_pages, poison=poison)
-        shard.write(to_physical(slots, rank, grid), rows)
-        written = dict(zip(slots.tolist(), rows.flatten().tolist(), strict=True))
+        shard = empty_shard(grid, rank, TAG, batch.local_pages, poison=poison)
+        to = destinations(to_physical(slots, rank, grid), shard.num_slots, rank)
+        shard.write(to, TAG.encode(tags))
+        written = dict(zip(slots.tolist(), tags.tolist(), strict=True))
+        untouched = int.from_bytes([poison] * 8, "little", signed=True)
+        stored = TAG.unpack(shard.rows)[:, 0].tolist()
         for physical in range(grid.page_size, shard.num_slots):  # behind the dummy page
             page = physical // grid.page_size * grid.world_size + rank
             logical = page * grid.page_size + physical % grid.page_size
-            assert int(shard.rows[physical]) == written.get(logical, poison)
+            assert stored[physical] == written.get(logical, untouched)
 
 
 @proves("O4")
@@ -131,9 +136,12 @@ def test_direct_write_is_allowed_exactly_when_every_row_is_at_home(batch: Placed
     )
     allowed = plan.split is Split.PAGE_ALIGNED and at_home
     assert (verdict.path is WritePath.DIRECT) == allowed
-    if not allowed:
-        with pytest.warns(FallbackWarning, match="gathered write on all ranks"):
-            assert warn_of_fallback(verdict)
+    passage = open_passage(plan, batch.tables, 0, local_pages=batch.local_pages)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        assert passage.warn() == (not allowed)
+    assert [w.category for w in heard] == [FallbackWarning] * (not allowed)
+    assert all(str(w.message).startswith("gathered write on all ranks: ") for w in heard)
 
 
 @proves("O6")
@@ -157,12 +165,17 @@ def test_a_table_refuses_dummies_and_duplicates(pages: list[int], message: str) 
 
 
 @pytest.mark.parametrize("physical", [-2, 128, 10**6])
-def test_a_slot_out_of_range_is_refused_and_nothing_is_written(physical: int) -> None:
-    shard = empty_shard(Grid(2, 64), 1, row_format("tag"), 2)
-    before = shard.rows.clone()
+def test_a_slot_out_of_range_is_refused(physical: int) -> None:
     with pytest.raises(InvalidInput, match="physical slot: expected −1 or 0 … 127"):
-        shard.write(torch.tensor([3, physical]), torch.zeros(2, 1, dtype=torch.int64))
-    assert torch.equal(shard.rows, before)
+        destinations(torch.tensor([3, physical]), num_slots=128, rank=1)
+
+
+def test_rows_of_another_format_are_refused_and_nothing_is_written() -> None:
+    shard = empty_shard(Grid(2, 64), 1, TAG, 2)
+    before = shard.pages.clone()
+    with pytest.raises(InvalidInput, match="rows for a cache in format tag: expected 8 bytes a token"):
+        shard.write(destinations(torch.tensor([3]), 128, 1), torch.zeros(1, 7, dtype=torch.uint8))
+    assert torch.equal(shard.pages, before)
 
 
 @pytest.mark.parametrize(("world_size", "page_size"), [(0, 64), (-1, 64), (4, 0), (4, -64), (True, 1)])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from properties.proofs import proves
 from properties.telling import TellingInputs, telling_inputs
+from refmodel.attention.accumulating import accumulating_type
 from refmodel.attention.merge import merge_attended
 from refmodel.attention.mla import MlaShape
 from refmodel.attention.sparse import Attended, Chosen, sparse_mla
@@ -131,21 +132,24 @@ def errors_of_gaps(inputs: TellingInputs, row: int) -> torch.Tensor:
 
 
 def merged(bench: Bench, row: int, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """From each part of the keys alone, put together by lse."""
     return merge_attended([bench.part(row, keys) for keys in parts]).out.to(bench.dtype)
 
 
 def by_rank(row: int) -> list[torch.Tensor]:
-    """Keys in 8 parts, by the page they are in."""
-    return [sees(row)[sees(row) // GRID.page_size % 8 == rank] for rank in range(8)]
+    """Keys in a part for each rank, page by page in turn."""
+    page = sees(row) // GRID.page_size
+    return [sees(row)[page % GRID.world_size == rank] for rank in range(GRID.world_size)]
 
 
 def with_rounded_weights(bench: Bench, row: int) -> torch.Tensor:
     """As kernels do that multiply weights and values in the type of the queries."""
-    wide = bench.part(row, sees(row)).out.dtype
+    wide = accumulating_type(bench.query(row), bench.stored)
     kv = bench.stored[: row + 1].to(wide)
     scores = bench.query(row).to(wide) @ kv.T * SM_SCALE
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    out = weights.to(bench.dtype).to(wide) @ kv[:, : SHAPE.latent] / weights.sum(-1, keepdim=True)
+    summed = weights.to(bench.dtype).to(wide) @ kv[:, : SHAPE.latent]
+    out: torch.Tensor = summed / weights.sum(-1, keepdim=True)
     return out.to(bench.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Whole forwards on several ranks: write, materialize, attend, compare (laws V, O3, O5, S9, A5)."""
+"""Whole forwards on several ranks: write, materialize, attend, compare (laws V, O3, O5, S9, A5, A6)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from properties import reached
 from properties.proofs import proves
 from properties.strategies import grids, prefixes, token_counts
+from refmodel.attention.transform import Transform
 from refmodel.layout.geometry import Grid
 from refmodel.layout.ownership import current_slots
 from refmodel.layout.split import Split
+from refmodel.storage.formats import PRECISIONS
+from refmodel.storage.reuse import ViewPath
 from refmodel.storage.write import write_verdict
 from sim.cases.build import build_case
 from sim.cases.scenario import Check, Extend, Scenario, Step
@@ -47,9 +50,12 @@ def scenarios(draw: st.DrawFn, *, attention: bool = False) -> Scenario:
         page_size=grid.page_size,
         split=split,
         steps=steps,
-        format="f64" if attention else draw(st.sampled_from(["tag", "f32"])),
+        format=draw(st.sampled_from(PRECISIONS if attention else ("tag", *PRECISIONS))),
         layers=draw(st.integers(1, 2)),
         placement=draw(st.sampled_from(["compute_owner", "scrambled"])),
+        view=draw(st.sampled_from([path for path in ViewPath if attention or path is not ViewPath.NONE])),
+        prefetch=draw(st.booleans()),
+        transform=draw(st.sampled_from(Transform)) if attention else Transform.PAGED,
         seed=draw(st.integers(0, 99)),
         checks=ALL_CHECKS if attention else ALL_CHECKS[:3],
         file="drawn",
@@ -77,26 +83,35 @@ def _hold(scenario: Scenario, seed: int = 0) -> Outcome:
     return outcome
 
 
-@proves("V1", "V2", "V6", "V8", "O3", "O5", "S9")
+@proves("V1", "V2", "V3", "V4", "V6", "V8", "O3", "O5", "S9")
 @EXAMPLES
 @given(scenarios(), st.integers(0, 9))
 def test_what_was_written_is_what_every_rank_sees(scenario: Scenario, seed: int) -> None:
     _hold(scenario, seed)
 
 
-@proves("A5", "S5", "S6")
+@proves("A5", "A6", "S5", "S6")
 @EXAMPLES
 @given(scenarios(attention=True))
-def test_attention_over_the_view_is_the_dense_oracle(scenario: Scenario) -> None:
+def test_sharded_attention_is_the_dense_oracle(scenario: Scenario) -> None:
     _hold(scenario)
 
 
 @proves("V7")
 @EXAMPLES
-@given(scenarios(attention=True), st.integers(100, 199))
-def test_another_placement_gives_the_same_digest(scenario: Scenario, seed: int) -> None:
+@given(scenarios(), st.integers(100, 199))
+def test_other_pages_give_the_same_digest(scenario: Scenario, seed: int) -> None:
     elsewhere = msgspec.structs.replace(scenario, seed=seed, placement="scrambled")
     assert _hold(scenario).digest == _hold(elsewhere).digest
+
+
+@proves("V7")
+@EXAMPLES
+@given(scenarios(attention=True).filter(lambda scenario: scenario.view is not ViewPath.NONE))
+def test_outputs_do_not_depend_on_the_placement(scenario: Scenario) -> None:
+    """Of a forward with a view: without one, who stores a key decides in which order its share is added."""
+    here, there = (msgspec.structs.replace(scenario, placement=p) for p in ("compute_owner", "scrambled"))
+    assert _hold(here).digest == _hold(there).digest
 
 
 @proves("V6")

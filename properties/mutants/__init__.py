@@ -6,7 +6,18 @@ properties and scenarios against each and says what caught it.
 
 from difflib import get_close_matches
 
-from properties.mutants import attention, collectives, draft, formats, model, ownership, plan, reuse, split, view
+from properties.mutants import (
+    attention,
+    collectives,
+    draft,
+    formats,
+    model,
+    ownership,
+    plan,
+    reuse,
+    split,
+    view,
+)
 from properties.mutants.mutant import Mutant
 from refmodel.errors import InvalidInput
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 
 from properties.mutants.mutant import Right, mutant
+from refmodel import oracle
 from refmodel.attention import indexer, merge, sharded, sparse, topk, transform
 from refmodel.attention.accumulating import accumulating_type
 from refmodel.attention.ranges import KeyRanges
@@ -17,6 +20,7 @@ from refmodel.attention.sparse import Attended, Chosen
 from refmodel.attention.topk import NO_KEY
 from refmodel.attention.transform import Addressing, Transform
 from refmodel.errors import Finding
+from refmodel.oracle import Floats, Ints
 
 # -- the indexer -------------------------------------------------------------------------------------------
 
@@ -68,8 +72,20 @@ def every_range_starts_at_zero(
 # -- top-k -------------------------------------------------------------------------------------------------
 
 
-@mutant(topk.check_top_k, "topk-01", "A2", source="reported in aiter#4376")
+@mutant(oracle.worst_top_k_fault, "topk-01", "A2", source="reported in aiter#4376")
 def ties_are_errors(
+    right: Right, chosen: Ints, logits: Floats, lengths: Ints, k: int, slack: float | Floats = 0.0
+) -> str | None:
+    """The choice of a long row is compared with another's list: a tie broken otherwise is an error."""
+    visible = np.arange(logits.shape[1]) < lengths[:, None]
+    another = np.argsort(np.where(visible, -logits, np.inf), axis=1, kind="stable")[:, :k]
+    differs = (lengths > k) & (chosen[:, : another.shape[1]] != another).any(1)
+    fault = f"row {differs.argmax()}: not the list of another" if differs.any() else None
+    return right(chosen, logits, lengths, k, slack) or fault
+
+
+@mutant(topk.check_top_k, "lists-compared", "A2", source="reported in aiter#4376")
+def another_order_is_an_error(
     right: Right,
     chosen: torch.Tensor,
     logits: torch.Tensor,
@@ -78,7 +94,7 @@ def ties_are_errors(
     *,
     slack: float = 0.0,
 ) -> Finding | None:
-    """A choice is compared with another's list: a tie broken otherwise, or another order, is an error."""
+    """A choice is compared with another's list: another order is an error, or a tie broken otherwise."""
     expected = topk.top_k(logits, ranges, k)
     if torch.equal(chosen, expected):
         return None
@@ -246,8 +262,12 @@ def empty_shard_has_lse_zero(
 
 @mutant(merge.merge_attended, "attn-02", "A6", source="reported in flashinfer#4051, vllm#39148")
 def empty_states_give_nan(parts: Sequence[Attended]) -> Attended:
-    """Weights are exp(lse − max), so two empty states give NaN."""
-    out, lse = torch.stack([part.out for part in parts]), torch.stack([part.lse for part in parts])
+    """States are merged two at a time with weights exp(lse − max), so that two empty ones give NaN."""
+    return reduce(_merged_by_the_maximum, parts)
+
+
+def _merged_by_the_maximum(one: Attended, other: Attended) -> Attended:
+    out, lse = torch.stack([one.out, other.out]), torch.stack([one.lse, other.lse])
     weights = (lse - lse.amax(0)).exp()
     total = weights.sum(0)
     return Attended((weights[..., None] * out).sum(0) / total[..., None], lse.amax(0) + total.log())

@@ -13,7 +13,7 @@ from refmodel.collectives import all_gather_rows
 from refmodel.layout import rows
 from refmodel.storage import view
 from refmodel.storage.shard import Shard
-from refmodel.storage.view import ViewLayout
+from refmodel.storage.view import ViewIndex
 
 
 @mutant(
@@ -28,27 +28,28 @@ def of_another_group(group: dist.ProcessGroup) -> tuple[int, int]:
     return 0, 1
 
 
-@mutant(collectives.all_gather_rows, "view-04", "V6", source="reported in vllm#53573")
+@mutant(collectives.gather_buffers, "view-04", "V6", source="reported in vllm#53573")
 def empty_rank_skips(
     right: Right, sent: torch.Tensor, counts: Sequence[int], *, group: dist.ProcessGroup, site: str
 ) -> torch.Tensor:
     """A rank without rows skips the gather: the others wait for it."""
     if not len(sent):
-        return sent.new_empty((sum(counts), *sent.shape[1:]))
+        return sent.new_empty((len(counts) * max(counts), *sent.shape[1:]))
     return right(sent, counts, group=group, site=site)
 
 
 @mutant(view.materialize, "view-05", "V6", source="reported in TensorRT-LLM#14020")
 def branch_on_local_capacity(
-    right: Right, shard: Shard, layout: ViewLayout, *, group: dist.ProcessGroup, site: str
+    right: Right, shard: Shard, index: ViewIndex, *, group: dist.ProcessGroup, site: str
 ) -> torch.Tensor:
     """A rank with many pages of its own gathers once more, to make room: the others do not."""
-    if layout.page_counts[shard.rank] > min(layout.page_counts):
-        all_gather_rows(shard.rows[:0], [0] * len(layout.page_counts), group=group, site="spill")
-    return right(shard, layout, group=group, site=site)
+    counts = index.layout.page_counts
+    if counts[shard.rank] > min(counts):
+        all_gather_rows(shard.rows[:0], [0] * len(counts), group=group, site="spill")
+    return right(shard, index, group=group, site=site)
 
 
-@mutant(collectives.all_gather_rows, "view-06", "V6", source="reported in ucc#1300")
+@mutant(collectives.gather_buffers, "view-06", "V6", source="reported in ucc#1300")
 def one_rank_rejects_the_type(
     right: Right, sent: torch.Tensor, counts: Sequence[int], *, group: dist.ProcessGroup, site: str
 ) -> torch.Tensor:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from properties.mutants.mutant import Right, mutant
 from refmodel.layout import ownership, placement
 from refmodel.layout.geometry import Grid
-from refmodel.layout.ownership import NO_SLOT, PageTable
+from refmodel.layout.ownership import NO_SLOT, PageTable, current_slots, to_physical
 from refmodel.layout.plan import Plan
 from refmodel.layout.split import Split
+from refmodel.storage import shard as storage
 from refmodel.storage import write
-from refmodel.storage.shard import Shard
-from refmodel.storage.write import WriteVerdict, WritePath
+from refmodel.storage.identity import Cache
+from refmodel.storage.shard import Destinations, Shard, destinations
+from refmodel.storage.traffic import Traffic
+from refmodel.storage.write import WritePath, WriteVerdict
 
 
 @mutant(ownership.to_physical, "own-01", "O2", source="reported in sglang#36886")
@@ -80,16 +85,35 @@ def owner_from_the_local_page(pages: torch.Tensor, world_size: int) -> torch.Ten
     return pages // world_size % world_size
 
 
-@mutant(Shard.write, "minus-one-is-an-index", "O3")
-def minus_one_written(self: Shard, physical: torch.Tensor, rows: torch.Tensor) -> None:
+@mutant(Traffic._write, "own-06", "O1", source="derived from the fork's history")
+def a_remap_for_each_cache(
+    right: Right, self: Traffic, shard: Shard, cache: Cache, rows: torch.Tensor
+) -> None:
+    """Each layer and cache makes a remap of its own; that of the index takes the table one page off."""
+    passage, plan, rank = self.passage, self.passage.plan, self.passage.rank
+    tables = passage.view.tables
+    if cache is Cache.INDEX:
+        tables = tuple(replace(table, pages=table.pages.roll(1)) for table in tables)
+    physical = to_physical(current_slots(plan, tables), rank, plan.grid)
+    own = destinations(plan.take(physical, rank), shard.num_slots, rank)
+    remapped = replace(passage, own=own, batch=destinations(physical, shard.num_slots, rank))
+    right(Traffic(remapped, self.layers, self.group), shard, cache, rows)
+
+
+@mutant(storage.destinations, "minus-one-is-an-index", "O3")
+def minus_one_written(
+    physical: torch.Tensor, num_slots: int, rank: int, *, device: torch.device | None = None
+) -> Destinations:
     """−1 is not masked: it indexes the last slot of the shard."""
-    self.rows[physical] = rows
+    return Destinations(torch.arange(len(physical), device=device), physical.to(device or "cpu"))
 
 
 @mutant(Shard.write, "write-what-you-computed", "O3")
-def foreign_rows_written_at_the_dummy(self: Shard, physical: torch.Tensor, rows: torch.Tensor) -> None:
+def foreign_rows_written_too(right: Right, self: Shard, to: Destinations, packed: torch.Tensor) -> None:
     """Slots of other ranks are written too, at local page 1 instead of being masked."""
-    self.rows[physical.clamp(min=0) + (physical < 0) * self.grid.page_size] = rows
+    slots = torch.full((len(packed),), self.grid.page_size)
+    slots[to.rows] = to.slots
+    right(self, Destinations(torch.arange(len(packed)), slots), packed)
 
 
 @mutant(placement.page_lanes, "rotation-forgotten", "O4")

@@ -10,6 +10,7 @@ from properties.mutants.mutant import Right, mutant
 from refmodel.layout import rows
 from refmodel.layout.ownership import PageTable, current_slots
 from refmodel.layout.plan import Half, Plan
+from refmodel.layout.rows import buffer_places
 from refmodel.layout.split import Split
 
 Ranges = tuple[torch.Tensor, torch.Tensor]
@@ -74,10 +75,10 @@ def starts_of_new_tokens_only(self: Plan) -> tuple[int, ...]:
     return self.row_starts
 
 
-@mutant(Plan.rerange, "rerange-inverted", "S4")
-def rerange_by_the_inverse(self: Plan, gathered: torch.Tensor) -> torch.Tensor:
+@mutant(Plan.places, "rerange-inverted", "S4")
+def rerange_by_the_inverse(self: Plan) -> torch.Tensor:
     """The permutation is applied instead of undone: right at W = 2, where it is often its own inverse."""
-    return gathered[self.gather_order]
+    return buffer_places(self.row_counts)[self.gather_order]
 
 
 @mutant(rows.trim_rows, "padding-leaks", "S4")

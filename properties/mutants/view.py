@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
 
 from properties.mutants.mutant import Right, mutant
-from refmodel.layout.geometry import num_pages
+from refmodel.layout.geometry import coverage
 from refmodel.storage import view
+from refmodel.storage.formats import Format
 from refmodel.storage.identity import Cache
-from refmodel.storage.view import ViewLayout
-from sim.cases.case import Case, Forward
-from sim.serving.program import Prepared, Server
+from refmodel.storage.shard import Shard
+from refmodel.storage.traffic import Rows, Traffic
+from refmodel.storage.view import CompactTable, ViewIndex, ViewLayout
 
 
 @mutant(ViewLayout.local_pages, "view-01", "V1", "V7", source="reported in vllm-gaudi#1546")
@@ -23,29 +25,32 @@ def contiguous_fast_path(right: Right, self: ViewLayout, rank: int) -> torch.Ten
 
 
 @mutant(view.assemble, "view-02", "V2")
-def tail_not_masked(right: Right, gathered: torch.Tensor, layout: ViewLayout) -> torch.Tensor:
+def tail_not_masked(
+    right: Right, buffers: torch.Tensor, index: ViewIndex, row_format: Format
+) -> torch.Tensor:
     """Requests of a batch are cut one slot late where the tail page has room: a stale row leaks in."""
-    rows = right(gathered, _whole_pages(layout))
-    P = layout.grid.page_size
-    covered = [num_pages(valid, P) * P for valid in layout.valid]
-    starts = accumulate(covered, initial=0)
+    whole = _whole_pages(index.layout)
+    rows = right(buffers, replace(index, layout=whole), row_format)
+    starts = accumulate(whole.valid, initial=0)
     kept = [
         rows[start + (valid < cover) : start + valid + (valid < cover)]
-        for start, valid, cover in zip(starts, layout.valid, covered, strict=False)
+        for start, valid, cover in zip(starts, index.layout.valid, whole.valid, strict=False)
     ]
     return torch.cat(kept)
 
 
 def _whole_pages(layout: ViewLayout) -> ViewLayout:
-    P = layout.grid.page_size
-    covered = tuple(num_pages(valid, P) * P for valid in layout.valid)
+    covered = tuple(coverage(valid, layout.grid.page_size) for valid in layout.valid)
     return ViewLayout(layout.grid, layout.tables, covered)
 
 
-@mutant(ViewLayout.rows_of, "masked-slots-found", "V2")
-def masked_slots_have_rows(right: Right, self: ViewLayout, request: int, slots: torch.Tensor) -> torch.Tensor:
+@mutant(ViewLayout.compact, "masked-slots-found", "V2")
+def masked_slots_have_rows(
+    right: Right, self: ViewLayout, request: int, device: torch.device | None = None
+) -> CompactTable:
     """The compact table knows pages, not lengths: slots past the tail map to the next request's rows."""
-    return right(_whole_pages(self), request, slots)
+    table = right(self, request, device)
+    return replace(table, valid=coverage(table.valid, table.page_size))
 
 
 @mutant(ViewLayout.rank_major, "pages-in-id-order", "V1", "V7")
@@ -68,26 +73,27 @@ def starts_count_coverage(right: Right, self: ViewLayout) -> tuple[int, ...]:
     return right(_whole_pages(self))
 
 
-@mutant(Server.step, "view-07", "V6")
-def two_gathers_swapped_on_rank_one(self: Server, forward: Forward) -> None:
+@mutant(Traffic.views, "view-07", "V6")
+def two_gathers_swapped_on_rank_one(
+    right: Right, self: Traffic, layer: int, rows: Rows
+) -> dict[Cache, torch.Tensor]:
     """Rank 1 gathers the index before the KV: same shapes, other order; gloo gives wrong data silently."""
-    prepared = self.prepare(forward)
-    order = self.case.caches[::-1] if self.rank == 1 else self.case.caches
-    for layer in range(self.case.layers):
-        for cache in order:
-            self.write_and_view(prepared, layer, cache)
+    if self.passage.rank == 1:
+        self.layers = tuple(dict(sorted(shards.items(), reverse=True)) for shards in self.layers)
+    return dict(sorted(right(self, layer, rows).items()))
 
 
-@mutant(Server.write_and_view, "one-view-a-half", "V8")
+@mutant(Traffic._full, "one-view-a-half", "V8")
 def one_view_for_prev_one_for_next(
-    right: Right, self: Server, prepared: Prepared, layer: int, cache: Cache
+    right: Right, self: Traffic, shard: Shard, cache: Cache, rows: torch.Tensor
 ) -> torch.Tensor:
     """Prev and next materialize a view each: right bytes, twice the traffic."""
-    right(self, prepared, layer, cache)
-    return right(self, prepared, layer, cache)
+    right(self, shard, cache, rows)
+    return right(self, shard, cache, rows)
 
 
-@mutant(Case.planes, "index-cache-not-served", "V8")
-def kv_cache_only(self: Case) -> object:
-    """The index cache is forgotten: it has no shard, no write and no view."""
-    return ((layer, Cache.KV) for layer in range(self.layers))
+@mutant(Traffic.views, "index-cache-not-served", "V8")
+def kv_cache_only(right: Right, self: Traffic, layer: int, rows: Rows) -> dict[Cache, torch.Tensor]:
+    """The index cache is forgotten: it has no write and no view."""
+    self.layers = tuple({Cache.KV: shards[Cache.KV]} for shards in self.layers)
+    return right(self, layer, rows)

@@ -51,7 +51,7 @@ def forward(
     traces = []
     for index, layer in enumerate(model.weights.layers):
         projected = project(hidden, batch.positions, layer, model.shape)
-        rows = packed_rows(projected, model)
+        rows = packed_rows(projected.kv, projected.index_k, model)
         device = next(iter(shards[index].values())).pages.device
         views = traffic.views(index, {cache: packed.to(device) for cache, packed in rows.items()})
         views = {cache: view.to(model.device) for cache, view in views.items()}
@@ -64,12 +64,9 @@ def forward(
     return Output(_gathered(hidden, passage, group), tuple(traces))
 
 
-def packed_rows(projected: Projected, model: Model) -> dict[Cache, torch.Tensor]:
+def packed_rows(kv: torch.Tensor, index_k: torch.Tensor, model: Model) -> dict[Cache, torch.Tensor]:
     """What a layer stores of its rows."""
-    return {
-        Cache.KV: model.pack(Cache.KV, projected.kv),
-        Cache.INDEX: model.pack(Cache.INDEX, projected.index_k),
-    }
+    return {Cache.KV: model.pack(Cache.KV, kv), Cache.INDEX: model.pack(Cache.INDEX, index_k)}
 
 
 def _attend_halves(

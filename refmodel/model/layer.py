@@ -59,17 +59,28 @@ def project(
     _check_rows("positions of a layer", positions, hidden)
     x = _rms_norm(hidden, layer.norm, shape.eps)
     query = _rms_norm(x @ layer.q_down.mT, layer.q_norm, shape.eps)
+    kv, index_k = project_keys(hidden, positions, layer, shape)
     angles = rotary_angles(positions, shape.rope, shape.rope_theta)
     index_angles = rotary_angles(positions, shape.index_rope, shape.rope_theta)
     index_q = torch.einsum("mr,hdr->mhd", query, layer.index_q)
     index_scale = (shape.index_heads * shape.index_dim) ** -0.5
     return Projected(
         q=_absorbed_query(query, angles, layer, shape),
-        kv=_kv_rows(x, angles, layer, shape),
+        kv=kv,
         index_q=rotate(index_q, index_angles[:, None]),
         index_weights=x @ layer.index_weights.mT * index_scale,
-        index_k=rotate(_index_keys(x, layer, shape), index_angles),
+        index_k=index_k,
     )
+
+
+def project_keys(
+    hidden: torch.Tensor, positions: torch.Tensor, layer: LayerWeights, shape: ModelShape
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What :func:`project` stores: KV rows [rows, latent + rope], index rows [rows, index_dim]."""
+    x = _rms_norm(hidden, layer.norm, shape.eps)
+    angles = rotary_angles(positions, shape.rope, shape.rope_theta)
+    index_angles = rotary_angles(positions, shape.index_rope, shape.rope_theta)
+    return _kv_rows(x, angles, layer, shape), rotate(_index_keys(x, layer, shape), index_angles)
 
 
 def finish(hidden: torch.Tensor, out: torch.Tensor, layer: LayerWeights, shape: ModelShape) -> torch.Tensor:

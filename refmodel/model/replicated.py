@@ -36,7 +36,7 @@ def replicated(model: Model, ids: torch.Tensor) -> Replicated:
     hidden, traces, queries = embed(ids.to(model.device), model.weights), [], []
     for layer in model.weights.layers:
         projected = project(hidden, positions, layer, model.shape)
-        rows = packed_rows(projected, model)
+        rows = packed_rows(projected.kv, projected.index_k, model)
         chosen = choose_keys(projected, rows, ranges, model)
         out = attend(projected, rows, chosen, model).out
         hidden = finish(hidden, out, layer, model.shape)
