@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from properties import process_programs as programs
 from properties.programs import gather_sites, one_stays_away
 from properties.proofs import proves
+from properties.timing import fails_within
 from refmodel.collectives import Call
 from refmodel.errors import InvalidInput
 from sim.failures import (
@@ -32,7 +32,6 @@ from sim.failures import (
     RetryWarning,
     RunFailed,
     TimedOut,
-    WorldUnavailable,
 )
 from sim.processes import pool
 from sim.processes.laggards import find_standstill, line_of_stack
@@ -40,16 +39,6 @@ from sim.processes.parcel import pack, unpack
 from sim.world import World
 
 Worlds = Callable[..., World]
-
-
-@contextmanager
-def fails_within(seconds: float, kind: type[Exception], match: str) -> Iterator[pytest.ExceptionInfo[Any]]:
-    started = time.monotonic()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RetryWarning)
-        with pytest.raises(kind, match=match) as caught:
-            yield caught
-    assert time.monotonic() - started < seconds
 
 
 @pytest.fixture(scope="module")
@@ -396,72 +385,3 @@ def alive(process: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-# NCCL.
-
-
-def test_more_ranks_than_gpus_are_refused() -> None:
-    gpus = torch.cuda.device_count()
-    lacks = f"got {gpus} GPU" if gpus else "no CUDA GPU|without NCCL"
-    with pytest.raises(WorldUnavailable, match=lacks):
-        World.nccl(gpus + 1)
-
-
-def needs_gpus(count: int) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"needs {count} GPUs")
-
-
-@pytest.fixture(scope="module")
-def gpus() -> Iterator[World]:
-    with World.nccl(2, timeout=10) as world:
-        yield world
-
-
-@pytest.mark.nccl
-@needs_gpus(2)
-def test_a_rank_has_a_gpu_of_its_own(gpus: World) -> None:
-    assert gpus.run(programs.device_name) == ["cuda:0, current 0", "cuda:1, current 1"]
-
-
-@pytest.mark.nccl
-@needs_gpus(2)
-@pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
-def test_gpus_give_the_bytes_of_the_cpu(gpus: World, gloo_world: Worlds, dtype: torch.dtype) -> None:
-    theirs, ours = (
-        gpus.execute(programs.rows_on_device, dtype),
-        gloo_world(2).execute(programs.rows_on_device, dtype),
-    )
-    assert theirs.ledgers == ours.ledgers
-    for left, right in zip(theirs.results, ours.results, strict=True):
-        assert left.device.type == "cpu"
-        assert torch.equal(left.view(torch.uint8), right.view(torch.uint8))
-
-
-@pytest.mark.nccl
-@needs_gpus(2)
-def test_every_call_of_a_foreign_program_is_recorded_on_gpus(gpus: World, gloo_world: Worlds) -> None:
-    theirs, ours = gpus.execute(programs.raw_calls), gloo_world(2).execute(programs.raw_calls)
-    assert theirs.results == ours.results
-    assert theirs.ledgers == ours.ledgers
-    assert gpus.run(programs.group_name) == ["1", "1"]
-
-
-@pytest.mark.nccl
-@needs_gpus(2)
-@pytest.mark.parametrize(
-    ("program", "args", "kind", "match"),
-    [
-        (programs.diverges, (), Diverged, "issues"),
-        (programs.raises, (1,), RankFailed, "ZeroDivisionError"),
-        (programs.dies, (1, "SIGKILL"), RankFailed, "killed by SIGKILL"),
-        (programs.sleeps, (1,), TimedOut, "rank 1 has not come to it"),
-    ],
-)
-def test_failures_on_gpus_are_named(
-    gpus: World, program: Callable[..., Any], args: tuple[Any, ...], kind: type[RunFailed], match: str
-) -> None:
-    gpus.run(programs.who)
-    with fails_within(12, kind, match):
-        gpus.run(program, *args)
-    assert gpus.run(programs.who) == [(0, 2), (1, 2)]

@@ -35,8 +35,12 @@ def byte_offsets(slots: torch.Tensor, row_format: Format, page_size: int) -> tor
 
 def words(rows: torch.Tensor) -> torch.Tensor:
     """uint8 [n, bytes] as [n, words] of the widest integers that fit: fewer elements to move."""
-    size = gcd(rows.shape[-1], 8, *rows.stride()[:-1], rows.storage_offset())
-    return rows.view(_WORDS[size])
+    return rows.view(_WORDS[_word_size(rows)])
+
+
+def _word_size(rows: torch.Tensor) -> int:
+    """Bytes of the widest integers that rows can be seen as."""
+    return gcd(rows.shape[-1], 8, *rows.stride()[:-1], rows.storage_offset())
 
 
 def write_rows(pages: torch.Tensor, slots: torch.Tensor, packed: torch.Tensor, row_format: Format) -> None:
@@ -56,10 +60,25 @@ def read_rows(pages: torch.Tensor, slots: torch.Tensor, row_format: Format) -> t
     return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
-def rows_of_pages(pages: torch.Tensor, row_format: Format) -> torch.Tensor:
-    """All packed rows of pages, uint8 [pages, page bytes] → [pages × P, bytes a token]."""
-    parts = [field.flatten(0, 1) for field in _fields(pages, row_format)]
-    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+def rows_of_pages(
+    pages: torch.Tensor, row_format: Format, order: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The packed rows of pages, uint8 [pages, page bytes] → [n × P, bytes a token].
+
+    ``order`` [n]: which pages, and in which order; all of them as they are if left out.
+    """
+    if len(row_format.fields) == 1:
+        taken = pages if order is None else words(pages)[order].view(torch.uint8)
+        return taken.view(-1, row_format.bytes_per_token)
+    if order is None:
+        order = torch.arange(len(pages), device=pages.device)
+    page_size = pages.shape[1] // row_format.bytes_per_token
+    rows = pages.new_empty(len(order), page_size, row_format.bytes_per_token)
+    for part, field in zip(rows.split(row_format.fields, 2), _fields(pages, row_format), strict=True):
+        # Straight to where it belongs: a copy in between would be as much again.
+        wide = _WORDS[min(_word_size(part), _word_size(field))]
+        torch.index_select(field.view(wide), 0, order, out=part.view(wide))
+    return rows.flatten(0, 1)
 
 
 def _fields(pages: torch.Tensor, row_format: Format) -> Iterator[torch.Tensor]:

@@ -21,7 +21,7 @@ from refmodel.layout.geometry import Grid, num_pages
 from refmodel.layout.ownership import NO_SLOT, PageTable, local_page, owner
 from refmodel.layout.rows import buffer_places
 from refmodel.storage.formats import Format
-from refmodel.storage.pages import rows_of_pages, words
+from refmodel.storage.pages import rows_of_pages
 from refmodel.storage.shard import Shard
 
 
@@ -134,7 +134,7 @@ def assemble(buffers: torch.Tensor, index: ViewIndex, row_format: Format) -> tor
     Packed rows in batch and position order; slots past each request's valid length are dropped (V2).
     """
     layout = index.layout
-    rows = rows_of_pages(words(buffers)[index.places].view(torch.uint8), row_format)
+    rows = rows_of_pages(buffers, row_format, index.places)
     page_counts = [num_pages(valid, layout.grid.page_size) for valid in layout.valid]
     starts = accumulate((count * layout.grid.page_size for count in page_counts), initial=0)
     pieces = [rows[start : start + valid] for start, valid in zip(starts, layout.valid, strict=False)]
