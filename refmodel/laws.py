@@ -30,6 +30,14 @@ SPARSE = "refmodel.attention.sparse"
 SHARDED = "refmodel.attention.sharded"
 FORWARD = "refmodel.model.forward"
 DRAFT = "refmodel.serving.draft"
+LANES = "refmodel.serving.lanes"
+RADIX = "refmodel.serving.radix"
+HOST_LAYOUTS = "refmodel.serving.host_layouts"
+PAGE_GROUPS = "refmodel.serving.page_groups"
+HOST_CACHE = "refmodel.serving.host_cache"
+TRANSFER = "refmodel.serving.transfer"
+ADMISSION = "refmodel.serving.admission"
+CONFIG = "refmodel.config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +191,109 @@ _ALL = (
         "Without a plan of this batch all ranks embed all ids, with a warning; else a rank embeds "
         "max_rank_rows at most.",
         DRAFT,
+    ),
+    Law(
+        "L1",
+        "In each lane free, held and cached pages add up to the capacity, after any sequence; a failed "
+        "allocation changes nothing.",
+        LANES,
+    ),
+    Law(
+        "L2",
+        "An extent fills the open tail page first, then takes ceil((prefix+n)/P) − ceil(prefix/P) new pages.",
+        LANES,
+    ),
+    Law(
+        "L3",
+        "Exhaustion is per lane: eviction goes on until the lane asked for has room, or the request is "
+        "refused by name.",
+        LANES,
+    ),
+    Law(
+        "L4",
+        "A radix hit is at most len(input) − 1 tokens; by pages it is floored to a page, by tokens it is "
+        "exact, and valid tokens and coverage are two numbers.",
+        RADIX,
+    ),
+    Law(
+        "L5",
+        "A tail page shared with the tree or another request is read-only: who extends into it copies it "
+        "first, into the lane of its compute rank.",
+        RADIX,
+    ),
+    Law(
+        "L6",
+        "At the end of a chunk the page-aligned part is inserted, duplicates are freed once, the request is "
+        "rebound to the tree's pages and keeps its tail; nodes split only between pages, locked ones stay.",
+        RADIX,
+    ),
+    Law("L7", "Victims are equal on every rank: a logical clock and a total order choose them.", RADIX),
+    Law("L8", "Bigram keys: n tokens give n − 1 keys; a page of P keys needs P + 1 tokens.", RADIX),
+    Law(
+        "H1",
+        "Device to host to device is the identity for every cache of a page, in every layout and with every "
+        "copy engine that goes with it.",
+        HOST_LAYOUTS,
+    ),
+    Law(
+        "H2",
+        "A group of token indices is accepted only if it is whole pages, in order, on host and device alike; "
+        "else it is refused before any byte moves, naming the first bad group.",
+        PAGE_GROUPS,
+    ),
+    Law("H3", "A page is usable only if all its caches are present.", HOST_CACHE),
+    Law(
+        "H4",
+        "A loaded page lands in the lane of its host copy, or every table learns its new owner; no layer is "
+        "read before it is loaded, and no host page in use is evicted.",
+        HOST_CACHE,
+    ),
+    Law("H5", "Every rank backs up and loads its own pages: over the ranks each page once.", HOST_CACHE),
+    Law(
+        "H6",
+        "Copy engine and host layout must fit each other: other pairs are refused at start-up, never "
+        "rewritten.",
+        HOST_LAYOUTS,
+    ),
+    Law(
+        "T1",
+        "A chunk that is not the last is sent up to a page; the last sends its tail page as it is.",
+        TRANSFER,
+    ),
+    Law(
+        "T2",
+        "A rank sends the pages it owns as pairs of local page and page position; the destination is chosen "
+        "by position.",
+        TRANSFER,
+    ),
+    Law(
+        "T3",
+        "Over ranks and chunks every page position arrives exactly once; every rank signals on the last "
+        "chunk.",
+        TRANSFER,
+    ),
+    Law(
+        "T4",
+        "Index pages travel with the same pairs; a count that differs from the receiver's is an error before "
+        "any write.",
+        TRANSFER,
+    ),
+    Law("T5", "Decode after transfer equals decode from the replicated cache.", TRANSFER),
+    Law("T6", "A backend that can only slice by order is refused with shared KV at start-up.", CONFIG),
+    Law("G1", "One request a batch unless the batch flag is on.", ADMISSION),
+    Law(
+        "G2",
+        "Caps on requests and on page-aligned extends are soft for a lone request: it is admitted, however "
+        "large.",
+        ADMISSION,
+    ),
+    Law("G3", "The scheduler holds no estimate of bytes: capacity is the allocator's answer.", ADMISSION),
+    Law("G4", "Chunks end at page multiples, unless they are the last.", ADMISSION),
+    Law(
+        "X1",
+        "Settings that cannot work together are refused at start-up, naming the setting, its value and what "
+        "is allowed.",
+        CONFIG,
     ),
 )
 

@@ -7,15 +7,20 @@ properties and scenarios against each and says what caught it.
 from difflib import get_close_matches
 
 from properties.mutants import (
+    admission,
     attention,
     collectives,
     draft,
     formats,
+    host,
+    lanes,
     model,
     ownership,
     plan,
+    radix,
     reuse,
     split,
+    transfer,
     view,
 )
 from properties.mutants.mutant import Mutant
@@ -23,7 +28,10 @@ from refmodel.errors import InvalidInput
 
 MUTANTS: tuple[Mutant, ...] = tuple(
     found
-    for module in (split, plan, ownership, view, reuse, collectives, formats, attention, model, draft)
+    for module in (
+        split, plan, ownership, view, reuse, collectives, formats, attention, model, draft,
+        lanes, radix, host, transfer, admission,
+    )  # fmt: skip
     for found in vars(module).values()
     if isinstance(found, Mutant)
 )

@@ -1,0 +1,1 @@
+"""Wrong admissions and settings that should have been refused."""
