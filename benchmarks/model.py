@@ -111,7 +111,7 @@ def serve(group: dist.ProcessGroup, job: Job) -> tuple[torch.Tensor, torch.Tenso
     batch = batch_rows(passage, job.ids[prefix:], model.device)
     with nothing_waits(group, model.device):
         start = time.perf_counter()
-        output = forward(group, model, passage, batch, [shards])
+        output = forward(group, model, batch, [shards])
     if model.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start

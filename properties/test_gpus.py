@@ -177,7 +177,7 @@ def two_layers(group: dist.ProcessGroup, precision: str, path: ViewPath, ids: to
     passage = open_passage(plan, [table], group.rank(), local_pages=4, asked=asked, device=device)
     batch = batch_rows(passage, ids, device)
     with nothing_waits(group):
-        output = forward(group, model, passage, batch, shards)
+        output = forward(group, model, batch, shards)
     return output.hidden.cpu()
 
 

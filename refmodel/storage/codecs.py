@@ -3,8 +3,9 @@
 A scale is max(amax, 1e-4) / 448, in fp32, so that the largest element becomes the largest fp8 and an all-zero
 tile becomes zeros instead of 0/0.
 
->>> quantize(torch.tensor([[0.0, 0.0], [0.0, 896.0]]))[1].flatten().tolist() == [1e-4 / 448, 2.0]
-True
+>>> elements, scale = quantize(torch.tensor([[0.0, 0.0], [1.0, 896.0]]))
+>>> elements.float().tolist(), [round(each * 448, 4) for each in scale.flatten().tolist()]
+([[0.0, 0.0], [0.5, 448.0]], [0.0001, 896.0])
 """
 
 from __future__ import annotations

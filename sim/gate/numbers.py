@@ -135,10 +135,9 @@ def _judge_request(
             return
     ids = arithmetic.tokens(number, request.valid)
     exact = _oracle(arithmetic, ids, chosen)
-    logits_budget, hidden_budget = _budgets(arithmetic, model, ids)
-    for layer, choice in enumerate(chosen):
+    slacks, hidden_budget = _budgets(arithmetic, model, ids, exact)
+    for layer, (choice, slack) in enumerate(zip(chosen, slacks, strict=True)):
         logits = exact.index_logits[layer]
-        slack = logits_budget * float(np.abs(logits[np.isfinite(logits)]).max())
         fault = worst_top_k_fault(choice, logits, lengths, arithmetic.shape.top_k, slack)
         if fault:
             yield Finding("A2", f"top-k of layer {layer}", "a lawful choice", fault, where)
@@ -153,21 +152,29 @@ def _oracle(arithmetic: Arithmetic, ids: torch.Tensor, chosen: Sequence[npt.NDAr
     return dense_model(ids.numpy(), weights, sizes, layers=arithmetic.shape.layers, chosen=chosen)
 
 
-def _budgets(arithmetic: Arithmetic, model: Model, ids: torch.Tensor) -> tuple[float, float]:
-    """(of index logits, of hidden rows), relative."""
+def _budgets(
+    arithmetic: Arithmetic, model: Model, ids: torch.Tensor, exact: Dense
+) -> tuple[list[float], float]:
+    """(how far index logits of each layer may be off, relative error that hidden rows may have)."""
     if arithmetic.precision == "f64":
-        return FP64_BUDGET, FP64_BUDGET
+        return [FP64_BUDGET * _largest(logits) for logits in exact.index_logits], FP64_BUDGET
     twin = replicated(model, ids)
-    exact = _oracle(arithmetic, ids, [trace.positions.numpy() for trace in twin.layers])
+    truth = _oracle(arithmetic, ids, [trace.positions.numpy() for trace in twin.layers])
     eps = torch.finfo(model.weights.norm.dtype).eps
-    hidden = relative_error(twin.hidden.to(torch.float64).numpy(), exact.hidden[-1])
-    logits = max(
-        _logits_error(twin, layer, exact.index_logits[layer], model) for layer in range(len(twin.layers))
-    )
-    return budget(logits, eps=eps), budget(hidden, eps=eps)
+    hidden = relative_error(twin.hidden.to(torch.float64).numpy(), truth.hidden[-1])
+    slacks = [
+        budget(_logits_error(twin, layer, logits, model), eps=eps * _largest(logits))
+        for layer, logits in enumerate(truth.index_logits)
+    ]
+    return slacks, budget(hidden, eps=eps)
+
+
+def _largest(logits: Array) -> float:
+    return float(np.abs(logits[np.isfinite(logits)]).max())
 
 
 def _logits_error(twin: Replicated, layer: int, exact: Array, model: Model) -> float:
+    """The largest difference of a visible logit."""
     actual = index_logits(twin.projected[layer], twin.layers[layer].rows, twin.ranges, model)
     visible = np.tril(np.ones(exact.shape, bool))
-    return relative_error(actual.to(torch.float64).numpy()[visible], exact[visible])
+    return float(np.abs(actual.to(torch.float64).numpy() - exact)[visible].max())

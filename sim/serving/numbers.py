@@ -47,7 +47,7 @@ class Numbers:
             self.arithmetic.tokens(turn.request, turn.extent.end)[turn.extent.prefix :] for turn in step.turns
         ]
         batch = batch_rows(passage, torch.cat(ids), self.model.device)
-        output = forward(group, self.model, passage, batch, shards)
+        output = forward(group, self.model, batch, shards)
         self.outputs.append(output)
         for layer, trace in enumerate(output.layers):
             for cache, view in trace.views.items():
