@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -41,11 +42,17 @@ class _Request:
 
 def judge_numbers(case: Case, arithmetic: Arithmetic, reports: Sequence[RankReport]) -> Iterator[Finding]:
     """Every view against the rows the ranks computed, then each request against the oracle."""
+    widths = {trace.positions.shape[1] for r in reports for output in r.outputs for trace in output.layers}
+    if widths != {arithmetic.shape.top_k}:
+        yield Finding(
+            "A2", "width of top-k", str(arithmetic.shape.top_k), ", ".join(map(str, sorted(widths)))
+        )
+        return
     model, requests = arithmetic.model(), dict[int, _Request]()
     for index, forward in enumerate(case.forwards):
         for turn in forward.turns:
             if turn.request not in requests:
-                requests[turn.request] = _in_cache(case, arithmetic, model, turn)
+                requests[turn.request] = _in_cache(arithmetic, turn, reports[0])
         _add_forward(case, forward, index, reports, requests)
         yield from _judge_views(case, forward, index, reports[0], requests)
     if "isolation" in case.checks:
@@ -54,10 +61,12 @@ def judge_numbers(case: Case, arithmetic: Arithmetic, reports: Sequence[RankRepo
         yield from _judge_request(case, arithmetic, model, number, request)
 
 
-def _in_cache(case: Case, arithmetic: Arithmetic, model: Model, turn: Turn) -> _Request:
-    """A request as it was before its first step: what one rank computes of its prefix."""
-    prefix = replicated(model, arithmetic.tokens(turn.request, turn.extent.prefix))
-    layers = prefix.layers
+def _in_cache(arithmetic: Arithmetic, turn: Turn, report: RankReport) -> _Request:
+    """A request as it was before its first step: its prefix, as the ranks found it."""
+    if turn.request not in report.cached:
+        nothing = replicated(arithmetic.model(), torch.empty(0, dtype=torch.int64))
+        return _Request([t.positions for t in nothing.layers], [dict(t.rows) for t in nothing.layers])
+    layers = report.cached[turn.request].layers
     return _Request([t.positions for t in layers], [dict(t.rows) for t in layers], cached=turn.extent.prefix)
 
 
@@ -143,7 +152,7 @@ def _judge_request(
             yield Finding("A2", f"top-k of layer {layer}", "a lawful choice", fault, where)
     actual = torch.cat(request.hidden).to(torch.float64).numpy()
     error = relative_error(actual, exact.hidden[-1][request.cached :])
-    if not error <= hidden_budget:
+    if not (math.isfinite(error) and error <= hidden_budget):  # a twin that is NaN allows anything
         yield Finding("A5", "relative error of the output", f"<= {hidden_budget:.3g}", f"{error:.3g}", where)
 
 

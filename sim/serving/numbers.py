@@ -30,14 +30,14 @@ class Numbers:
         self.case, self.arithmetic = case, arithmetic
         self.model = arithmetic.model()
         self.outputs: list[Output] = []
-        self._cached: dict[int, Replicated] = {}
+        self.prefixes: dict[int, Replicated] = {}
 
     def cached(self, table: PageTable, origin: Origin, layer: int, cache: Cache) -> torch.Tensor:
         """The packed rows of a prefix that was in cache before the first step: as one rank computes them."""
-        if origin.request not in self._cached:
+        if origin.request not in self.prefixes:
             ids = self.arithmetic.tokens(origin.request, origin.stop)
-            self._cached[origin.request] = replicated(self.model, ids)
-        return self._cached[origin.request].layers[layer].rows[cache]
+            self.prefixes[origin.request] = replicated(self.model, ids)
+        return self.prefixes[origin.request].layers[layer].rows[cache]
 
     def views(
         self, group: dist.ProcessGroup, passage: Passage, step: Forward, shards: Sequence[Shards]
