@@ -49,7 +49,9 @@ def as_type(field: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[…, n] → (fp8 [..., n], fp32 scale [..., 1]): values ≈ fp8 · scale. One scale for the last dim."""
     tile = values.to(torch.float32)
-    scale = tile.abs().amax(-1, keepdim=True).clamp(min=LEAST_AMAX) / FP8_MAX
+    amax = tile.abs().amax(-1, keepdim=True).clamp(min=LEAST_AMAX)
+    # By a tensor: by a number a GPU multiplies with its reciprocal, which rounds once more.
+    scale = amax / torch.full_like(amax, FP8_MAX)
     return (tile / scale).to(FP8), scale
 
 
