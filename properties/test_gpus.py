@@ -6,7 +6,6 @@ Skipped where there is no GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +38,7 @@ from refmodel.storage.shard import empty_shard
 from sim.cases.library import catalogue
 from sim.failures import Diverged, RankFailed, RunFailed, TimedOut, WorldUnavailable
 from sim.gate.runs import run_scenario
+from sim.waiting import nothing_waits
 from sim.world import World
 
 
@@ -148,20 +148,6 @@ def test_a_gpu_packs_writes_and_reads_the_bytes_of_the_cpu(fmt: Format) -> None:
 GRID = Grid(world_size=8, page_size=4)
 TOKENS = 50
 SHAPE = replace(TINY, top_k=TOKENS)  # all keys: which of two tied ones is chosen depends on the device
-
-
-@contextmanager
-def nothing_waits(group: dist.ProcessGroup) -> Iterator[None]:
-    """Within the block, waiting for the GPU is an error on all ranks of this process."""
-    dist.barrier(group)
-    if group.rank() == 0:
-        torch.cuda.set_sync_debug_mode("error")
-    dist.barrier(group)
-    try:
-        yield
-        dist.barrier(group)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def two_layers(group: dist.ProcessGroup, precision: str, path: ViewPath, ids: torch.Tensor) -> torch.Tensor:
