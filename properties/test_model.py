@@ -174,7 +174,7 @@ def _serve(
             for cache, shard in layer.items():
                 shard.write(destinations(physical, shard.num_slots, group.rank()), trace.rows[cache])
     new = [ids[extent.prefix :] for ids, extent in zip(prompts.ids, plan.extents, strict=True)]
-    return forward(group, model, passage, batch_rows(passage, torch.cat(new), model.device), shards)
+    return forward(group, model, batch_rows(passage, torch.cat(new), model.device), shards)
 
 
 @st.composite

@@ -32,6 +32,7 @@ from refmodel.storage.identity import Cache
 from refmodel.storage.passage import Passage, open_passage
 from refmodel.storage.shard import empty_shard
 from sim.failures import RankFailed
+from sim.lockstep.schedule import in_order
 from sim.world import World
 
 CPU = torch.device("cpu")
@@ -100,8 +101,8 @@ def _random_rows(rows: int, seed: int) -> Projected:
 # -- what does not fit -------------------------------------------------------------------------------------
 
 
-def _one_request(tokens: int) -> Placed:
-    plan = plan_batch([Extent(0, tokens)], Grid(1, 4), Split.PAGE_ALIGNED)
+def _one_request(tokens: int, world_size: int = 1) -> Placed:
+    plan = plan_batch([Extent(0, tokens)], Grid(world_size, 4), Split.PAGE_ALIGNED)
     return place(plan, lambda _: torch.zeros(num_pages(tokens, 4), dtype=torch.int64), seed=0)
 
 
@@ -126,16 +127,23 @@ def test_tables_of_another_batch_are_refused(tables: Any, message: str) -> None:
         _passage(replace(_one_request(5), tables=tables), 0)
 
 
-def test_rows_of_another_plan_are_refused() -> None:
-    model = build_model(seeded_weights(TINY, 0), "f64")
+@pytest.mark.parametrize(
+    ("rank", "layers", "message"),
+    [
+        (1, TINY.layers, r"rank and world of a batch: expected \(0, 2\), as the group's, got \(1, 2\)"),
+        (0, TINY.layers - 1, "shards: expected those of 2 layers, got 1"),
+    ],
+)
+def test_a_batch_of_another_rank_and_missing_layers_are_refused(rank: int, layers: int, message: str) -> None:
+    model, of_rank = build_model(seeded_weights(TINY, 0), "f64"), _one_request(5, world_size=2)
 
     def program(group: dist.ProcessGroup) -> Output:
-        shards = {cache: empty_shard(Grid(1, 4), 0, f, 4) for cache, f in model.formats.items()}
-        rows = _rows(_one_request(6), 6)
-        return forward(group, model, _passage(_one_request(5), 0), rows, [shards] * TINY.layers)
+        shards = {cache: empty_shard(Grid(2, 4), 0, f, 4) for cache, f in model.formats.items()}
+        rows = batch_rows(_passage(of_rank, rank), torch.arange(5), CPU)
+        return forward(group, model, rows, [shards] * layers)
 
-    with pytest.raises(RankFailed, match="expected 4 rows over 5 keys, got 4 rows over 6 keys"):
-        World.lockstep(1).run(program)
+    with pytest.raises(RankFailed, match=message):
+        World.lockstep(2, schedule=in_order()).run(program)
 
 
 def test_models_without_meaning_are_refused() -> None:

@@ -34,10 +34,17 @@ def test_every_mutant_says_what_is_wrong_and_where(mutant: Mutant) -> None:
     assert mutant.source
 
 
+# Incidents that no run of the model can show; a property does.
+NOT_IN_A_RUN = {
+    "attn-04",  # rounding each partial output costs less than the budget of bf16, also on 64 ranks
+    "topk-04",  # what is built though unused is read by nobody
+}
+
+
 def test_every_incident_of_the_catalogue_is_a_mutant() -> None:
     incidents = {scenario.incident for scenario in catalogue() if scenario.incident}
     shape = re.compile(r"(split|own|view|attn|topk|fmt|draft)-\d\d")
-    assert incidents == {mutant.id for mutant in MUTANTS if shape.fullmatch(mutant.id)}
+    assert incidents | NOT_IN_A_RUN == {mutant.id for mutant in MUTANTS if shape.fullmatch(mutant.id)}
 
 
 def test_a_mutant_stands_wherever_the_right_version_was_known_and_leaves_no_trace() -> None:

@@ -12,6 +12,7 @@ from properties import reached
 from refmodel.errors import InvalidInput
 from refmodel.laws import LAWS
 from refmodel.layout.ownership import current_slots
+from refmodel.storage.reuse import ViewPath
 from refmodel.storage.write import write_verdict
 from sim.cases.build import build_case
 from sim.cases.library import catalogue, find_scenarios, load_scenario, parse_scenario, theme_of
@@ -23,11 +24,16 @@ from sim.world import World
 CATALOGUE = tuple(catalogue())
 ON_GLOO = tuple(scenario for scenario in CATALOGUE if "gloo" in scenario.worlds)
 
-# Faults of splits, ownership and views that real systems had.
+# Faults that real systems had and that a run can show. Not among them: attn-04, whose error stays within the
+# budget on a model of this size, topk-04, which builds what nobody reads, draft-02, which needs a host cache.
 INCIDENTS = (
-    *(f"split-{number:02}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14)),
-    *(f"own-{number:02}" for number in (1, 2, 3, 4, 5)),
-    *(f"view-{number:02}" for number in (1, 2, 4, 5, 6, 7, 8)),
+    *(f"split-{number:02}" for number in range(1, 15)),
+    *(f"own-{number:02}" for number in range(1, 7)),
+    *(f"view-{number:02}" for number in range(1, 9)),
+    *(f"attn-{number:02}" for number in range(1, 4)),
+    *(f"topk-{number:02}" for number in range(1, 4)),
+    *(f"fmt-{number:02}" for number in range(1, 4)),
+    *("draft-01", "draft-03"),
 )
 
 
@@ -71,7 +77,7 @@ def test_the_schedule_of_ranks_changes_nothing(seed: int) -> None:
 
 
 def test_the_catalogue_is_large_and_nothing_in_it_is_a_copy() -> None:
-    assert len(CATALOGUE) >= 60
+    assert len(CATALOGUE) >= 190
     twice = [title for title, times in Counter(s.title for s in CATALOGUE).items() if times > 1]
     assert not twice
 
@@ -79,6 +85,16 @@ def test_the_catalogue_is_large_and_nothing_in_it_is_a_copy() -> None:
 def test_every_world_size_and_page_size_occurs() -> None:
     assert {scenario.world_size for scenario in CATALOGUE} >= {1, 2, 3, 4, 5, 7, 8}
     assert {scenario.page_size for scenario in CATALOGUE} >= {1, 2, 3, 16, 64}
+
+
+@pytest.mark.parametrize("model", [False, True], ids=["identities", "model"])
+def test_every_format_is_viewed_in_every_way(model: bool) -> None:
+    """As far as there is such a thing: no model computes tags, and who has none does not attend to shards."""
+    scenarios = [scenario for scenario in CATALOGUE if ("attention" in scenario.checks) == model]
+    formats = {"f64", "f32", "bf16", "fp8"}
+    assert {scenario.format for scenario in scenarios} == (formats if model else formats | {"tag"})
+    paths = set(ViewPath)
+    assert {scenario.view for scenario in scenarios} == (paths if model else paths - {ViewPath.NONE})
 
 
 def test_every_law_is_named_by_a_scenario() -> None:
@@ -105,8 +121,9 @@ def test_every_incident_has_a_scenario_named_after_it() -> None:
 
 
 def test_gloo_runs_a_share_of_small_worlds() -> None:
-    assert len(ON_GLOO) >= 15
+    assert len(ON_GLOO) >= 25
     assert {scenario.world_size for scenario in ON_GLOO} == {2, 4}
+    assert {"reuse", "model", "draft"} <= {theme_of(scenario) for scenario in ON_GLOO}
 
 
 # -- finding scenarios -------------------------------------------------------------------------------------
@@ -193,6 +210,33 @@ REFUSED = {
         SMALLEST + "format: tag\nchecks: [attention]\n",
         "format",
         "f64",
+        "tag",
+    ),
+    "no view of identities": (SMALLEST + "view: none\n", "view", "without the attention check", "none"),
+    "unknown view": (SMALLEST + "view: half\n", "view", "full, current, partial, none", "half"),
+    "transform of identities": (SMALLEST + "transform: ragged\n", "transform", "no model runs", "RAGGED"),
+    "unknown transform": (SMALLEST + "transform: flat\n", "transform", "paged, ragged", "flat"),
+    "ids of identities": (SMALLEST + "ids: zero\n", "ids", "no model runs", "zero"),
+    "top-k of identities": (SMALLEST + "top_k: 3\n", "top_k", "no model runs", "3"),
+    "top-k of nothing": (SMALLEST + "top_k: 0\n", "top_k", ">= 1", "0"),
+    "unknown precision": (SMALLEST + "format: fp4\n", "format", "tag, f64, f32, bf16, fp8", "fp4"),
+    "prefetch by number": (SMALLEST + "prefetch: 1\n", "prefetch", "bool", "1"),
+    "draft without its check": (
+        SMALLEST + "    draft: missing\n",
+        "steps[0].draft",
+        "without the draft check",
+        "missing",
+    ),
+    "stale from the start": (
+        SMALLEST + "    draft: stale\nchecks: [identity, draft]\n",
+        "steps[0].draft",
+        "no step came before",
+        "stale",
+    ),
+    "bytes of an identity": (
+        SMALLEST + "offsets: [{cache: kv, format: tag, slot: 0, fields: [0]}]\n",
+        "offsets[0].format",
+        "f64, f32, bf16, fp8",
         "tag",
     ),
     "rotation of a whole turn": (
@@ -295,6 +339,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ('rank_rows: ["a[0:4]", "a[4:5] |"]', "S1"),
         ("new_pages: [2, 0]", "O6"),
         ("write: gathered", "O5"),
+        ("view: partial", "V4"),
     ],
 )
 def test_a_wrong_number_is_found(number: str, law: str) -> None:
@@ -309,3 +354,13 @@ def test_a_wrong_remap_is_found() -> None:
     with World.lockstep(2) as world:
         outcome = run_scenario(parse_scenario(text, "mine.yaml"), world)
     assert [finding.law for finding in outcome.findings] == ["O2"]
+
+
+def test_wrong_offsets_are_found() -> None:
+    """Slot 5 is row 1 of page 1, and a page of four is 528 bytes: 4 · 128 of keys, then 4 · 4 of scales."""
+    slot = "cache: index, format: fp8, slot: 5, fields:"
+    text = f"{SMALLEST}offsets: [{{{slot} [656, 1044]}}, {{{slot} [660, 788]}}]\n"
+    with World.lockstep(2) as world:
+        outcome = run_scenario(parse_scenario(text, "mine.yaml"), world)
+    assert [finding.law for finding in outcome.findings] == ["F2"]
+    assert (outcome.findings[0].where.page, outcome.findings[0].where.slot) == (1, 1)

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from properties.proofs import proves
-from properties.telling import TellingInputs, telling_inputs
+from properties.telling import MlaShape, TellingInputs, telling_inputs
 from refmodel.attention.accumulating import accumulating_type
 from refmodel.attention.merge import merge_attended
-from refmodel.attention.mla import MlaShape
 from refmodel.attention.sparse import Attended, Chosen, sparse_mla
 from refmodel.attention.topk import NO_KEY
 from refmodel.errors import InvalidInput

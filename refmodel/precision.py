@@ -17,5 +17,8 @@ FP64_BUDGET = 1e-10  # of float64 against the oracle (A5); it needs no twin
 
 
 def budget(twin_error: float, *, eps: float) -> float:
-    """The largest relative error of a right result. ``eps``: machine epsilon of its element type."""
+    """The largest error of a right result. ``eps``: machine epsilon of its element type.
+
+    Of relative errors; for absolute ones ``eps`` is that of the largest exact element.
+    """
     return 2 * (twin_error + eps)

@@ -106,6 +106,7 @@ def _runs_ranks(proof: Proof) -> bool:
             "test_sequences.",
             "test_schedules.",
             "test_sharded.",
+            "test_trace.",
             "test_model.",
             "test_reuse.",
         )

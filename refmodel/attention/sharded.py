@@ -26,7 +26,7 @@ from refmodel.attention.merge import merge_attended, merge_top_k
 from refmodel.attention.ranges import KeyRanges
 from refmodel.attention.sparse import Attended, Chosen, nothing_attended, sparse_mla
 from refmodel.attention.topk import NO_KEY, top_k
-from refmodel.collectives import all_gather_rows, gather_buffers, rank_and_size
+from refmodel.collectives import all_gather_rows, device_of, gather_buffers, rank_and_size
 from refmodel.errors import InvalidInput
 
 _CHUNK_ELEMENTS = 1 << 24
@@ -178,7 +178,8 @@ def _gather_queries(queries: Queries, counts: Sequence[int], group: dist.Process
     """Query rows of rank 0, then of rank 1, …"""
 
     def gather(rows: torch.Tensor, name: str) -> torch.Tensor:
-        return all_gather_rows(rows, counts, group=group, site=f"sharded.{name}")
+        sent = rows.to(device_of(group))  # they travel there, wherever the arithmetic is
+        return all_gather_rows(sent, counts, group=group, site=f"sharded.{name}").to(rows.device)
 
     ranges = queries.ranges
     q, index_q = gather(queries.q, "q"), gather(queries.index_q, "index_q")
@@ -189,4 +190,5 @@ def _gather_queries(queries: Queries, counts: Sequence[int], group: dist.Process
 
 def _of_all_ranks(part: torch.Tensor, size: int, group: dist.ProcessGroup, site: str) -> torch.Tensor:
     """part [rows, …], as many rows on each rank → [W, rows, …]."""
-    return gather_buffers(part, [len(part)] * size, group=group, site=site).view(size, *part.shape)
+    buffers = gather_buffers(part.to(device_of(group)), [len(part)] * size, group=group, site=site)
+    return buffers.view(size, *part.shape).to(part.device)

@@ -29,6 +29,7 @@ class HalfRows:
 class Batch:
     """A rank's rows. Index tensors are on the device of the arithmetic."""
 
+    passage: Passage  # whose rows they are
     ids: torch.Tensor  # [row_counts[rank]]; −1 for padding rows
     positions: torch.Tensor  # [row_counts[rank]] in their requests (S6); −1 for padding rows
     halves: tuple[HalfRows, ...]  # prev and next, whose rows follow each other
@@ -48,6 +49,7 @@ def batch_rows(passage: Passage, ids: torch.Tensor, device: torch.device) -> Bat
     padded = torch.cat([ids, torch.full((plan.padding,), PADDING)])
     requests = range(len(plan.extents))
     return Batch(
+        passage=passage,
         ids=plan.take(padded, passage.rank).to(device),
         positions=plan.take(plan.positions, passage.rank).to(device),
         halves=tuple(_half_rows(passage, half, device) for half in plan.halves(passage.rank)),

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 import torch
 import torch.distributed as dist
 
-from refmodel.collectives import gather_buffers
+from refmodel.collectives import gather_buffers, rank_and_size
+from refmodel.errors import InvalidInput, Where
 from refmodel.model.attend import attend, choose_keys, rows_of_view
 from refmodel.model.batch import Batch
 from refmodel.model.layer import Projected, embed, finish, project
@@ -42,11 +43,14 @@ class Output:
     layers: tuple[LayerTrace, ...]
 
 
-def forward(
-    group: dist.ProcessGroup, model: Model, passage: Passage, batch: Batch, shards: Sequence[Shards]
-) -> Output:
-    """Run all layers; ``shards`` are those of each layer. Rows are computed where the weights are."""
-    traffic = Traffic(passage, tuple(shards), group)
+def forward(group: dist.ProcessGroup, model: Model, batch: Batch, shards: Sequence[Shards]) -> Output:
+    """Run all layers; ``shards`` are those of each layer. Rows are computed where the weights are.
+
+    :class:`InvalidInput`, before anything is written, for a batch of another rank or world, and unless there
+    are shards for each layer.
+    """
+    _check(group, model, batch, shards)
+    traffic = Traffic(batch.passage, tuple(shards), group)
     hidden = embed(batch.ids, model.weights)
     traces = []
     for index, layer in enumerate(model.weights.layers):
@@ -55,13 +59,28 @@ def forward(
         device = next(iter(shards[index].values())).pages.device
         views = traffic.views(index, {cache: packed.to(device) for cache, packed in rows.items()})
         views = {cache: view.to(model.device) for cache, view in views.items()}
-        if passage.read.path is ViewPath.NONE:
-            out, positions = attend_to_shards(projected, shards[index], passage, batch, model, group)
+        if batch.passage.read.path is ViewPath.NONE:
+            out, positions = attend_to_shards(projected, shards[index], batch, model, group)
         else:
-            out, positions = _attend_halves(projected, views, passage, batch, model)
+            out, positions = _attend_halves(projected, views, batch, model)
         hidden = finish(hidden, out, layer, model.shape)
         traces.append(LayerTrace(rows, views, positions))
-    return Output(_gathered(hidden, passage, group), tuple(traces))
+    return Output(_gathered(hidden, batch.passage, group), tuple(traces))
+
+
+def _check(group: dist.ProcessGroup, model: Model, batch: Batch, shards: Sequence[Shards]) -> None:
+    here, its = rank_and_size(group), (batch.passage.rank, batch.passage.plan.grid.world_size)
+    if here != its:
+        raise InvalidInput(
+            "rank and world of a batch",
+            expected=f"{here}, as the group's",
+            received=its,
+            where=Where(rank=here[0]),
+        )
+    if len(shards) != len(model.weights.layers):
+        raise InvalidInput(
+            "shards", expected=f"those of {len(model.weights.layers)} layers", received=len(shards)
+        )
 
 
 def packed_rows(kv: torch.Tensor, index_k: torch.Tensor, model: Model) -> dict[Cache, torch.Tensor]:
@@ -70,11 +89,11 @@ def packed_rows(kv: torch.Tensor, index_k: torch.Tensor, model: Model) -> dict[C
 
 
 def _attend_halves(
-    projected: Projected, views: dict[Cache, torch.Tensor], passage: Passage, batch: Batch, model: Model
+    projected: Projected, views: dict[Cache, torch.Tensor], batch: Batch, model: Model
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Prev and next by themselves, over the same views (V8); their rows together again."""
     outs, chosen = [], []
-    for part, half in zip(_cut(projected, passage), batch.halves, strict=True):
+    for part, half in zip(_cut(projected, batch.passage), batch.halves, strict=True):
         positions = choose_keys(part, views, half.ranges, model)
         view_rows = rows_of_view(positions, half.addressing, batch.compact, model.transform)
         outs.append(attend(part, views, view_rows, model).out)

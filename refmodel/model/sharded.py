@@ -14,21 +14,19 @@ from refmodel.model.layer import Projected
 from refmodel.model.model import Model
 from refmodel.storage.identity import Cache
 from refmodel.storage.pages import read_rows
-from refmodel.storage.passage import Passage
 from refmodel.storage.traffic import Shards
 
 
 def attend_to_shards(
     projected: Projected,
     shards: Shards,
-    passage: Passage,
     batch: Batch,
     model: Model,
     group: dist.ProcessGroup,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Prev and next together: (out [rows, heads, latent], positions [rows, top_k] of the chosen keys)."""
     mine = {
-        cache: read_rows(shard.pages, passage.held.slots, shard.format).to(model.device)
+        cache: read_rows(shard.pages, batch.passage.held.slots, shard.format).to(model.device)
         for cache, shard in shards.items()
     }
     index_q, index_keys, scale, weights = indexer_inputs(projected, mine, model)
@@ -36,8 +34,8 @@ def attend_to_shards(
     ranges = _joined([half.ranges for half in batch.halves])
     result = shard_aware_attention(
         Queries(projected.q, index_q, weights, ranges),
-        LocalKeys(passage.held.rows.to(model.device), kv, index_keys, scale),
-        passage.plan.row_counts,
+        LocalKeys(batch.passage.held.rows.to(model.device), kv, index_keys, scale),
+        batch.passage.plan.row_counts,
         model.shape.top_k,
         latent=model.shape.latent,
         sm_scale=model.shape.sm_scale,

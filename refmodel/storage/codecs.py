@@ -3,8 +3,9 @@
 A scale is max(amax, 1e-4) / 448, in fp32, so that the largest element becomes the largest fp8 and an all-zero
 tile becomes zeros instead of 0/0.
 
->>> quantize(torch.tensor([[0.0, 0.0], [0.0, 896.0]]))[1].flatten().tolist() == [1e-4 / 448, 2.0]
-True
+>>> elements, scale = quantize(torch.tensor([[0.0, 0.0], [1.0, 896.0]]))
+>>> elements.float().tolist(), [round(each * 448, 4) for each in scale.flatten().tolist()]
+([[0.0, 0.0], [0.5, 448.0]], [0.0001, 896.0])
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def as_type(field: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[…, n] → (fp8 [..., n], fp32 scale [..., 1]): values ≈ fp8 · scale. One scale for the last dim."""
     tile = values.to(torch.float32)
-    scale = tile.abs().amax(-1, keepdim=True).clamp(min=LEAST_AMAX) / FP8_MAX
+    amax = tile.abs().amax(-1, keepdim=True).clamp(min=LEAST_AMAX)
+    # By a tensor: by a number a GPU multiplies with its reciprocal, which rounds once more.
+    scale = amax / torch.full_like(amax, FP8_MAX)
     return (tile / scale).to(FP8), scale
 
 

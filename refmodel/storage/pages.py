@@ -60,9 +60,7 @@ def read_rows(pages: torch.Tensor, slots: torch.Tensor, row_format: Format) -> t
     return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
-def rows_of_pages(
-    pages: torch.Tensor, row_format: Format, order: torch.Tensor | None = None
-) -> torch.Tensor:
+def rows_of_pages(pages: torch.Tensor, row_format: Format, order: torch.Tensor | None = None) -> torch.Tensor:
     """The packed rows of pages, uint8 [pages, page bytes] → [n × P, bytes a token].
 
     ``order`` [n]: which pages, and in which order; all of them as they are if left out.

@@ -74,6 +74,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "write": tuple(path.value for path in WritePath),
     "format": get_args(Format),
     "ids": get_args(Ids),
+    "cache": ("kv", "index"),
     "draft": get_args(DraftPlan),
     "view": tuple(path.value for path in ViewPath),
     "transform": tuple(transform.value for transform in Transform),

@@ -13,6 +13,7 @@ from refmodel.errors import Finding
 from refmodel.layout.ownership import PageTable
 from refmodel.layout.plan import PADDING
 from refmodel.model.forward import Output
+from refmodel.model.replicated import Replicated
 from refmodel.storage.baseline import Replica, empty_replica
 from refmodel.storage.identity import PADDING_TAG, Cache, pack
 from refmodel.storage.passage import Passage
@@ -27,6 +28,7 @@ class Identities:
     def __init__(self, case: Case, rank: int) -> None:
         self.case, self.rank = case, rank
         self.outputs: tuple[Output, ...] = ()  # nothing is computed
+        self.prefixes: dict[int, Replicated] = {}
         self.replicas: dict[tuple[int, Cache], Replica] = {}
         if "bytes" in case.checks:
             P, pages = case.grid.page_size, case.local_pages * case.grid.world_size

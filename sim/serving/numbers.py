@@ -30,14 +30,14 @@ class Numbers:
         self.case, self.arithmetic = case, arithmetic
         self.model = arithmetic.model()
         self.outputs: list[Output] = []
-        self._cached: dict[int, Replicated] = {}
+        self.prefixes: dict[int, Replicated] = {}
 
     def cached(self, table: PageTable, origin: Origin, layer: int, cache: Cache) -> torch.Tensor:
         """The packed rows of a prefix that was in cache before the first step: as one rank computes them."""
-        if origin.request not in self._cached:
+        if origin.request not in self.prefixes:
             ids = self.arithmetic.tokens(origin.request, origin.stop)
-            self._cached[origin.request] = replicated(self.model, ids)
-        return self._cached[origin.request].layers[layer].rows[cache]
+            self.prefixes[origin.request] = replicated(self.model, ids)
+        return self.prefixes[origin.request].layers[layer].rows[cache]
 
     def views(
         self, group: dist.ProcessGroup, passage: Passage, step: Forward, shards: Sequence[Shards]
@@ -47,7 +47,7 @@ class Numbers:
             self.arithmetic.tokens(turn.request, turn.extent.end)[turn.extent.prefix :] for turn in step.turns
         ]
         batch = batch_rows(passage, torch.cat(ids), self.model.device)
-        output = forward(group, self.model, passage, batch, shards)
+        output = forward(group, self.model, batch, shards)
         self.outputs.append(output)
         for layer, trace in enumerate(output.layers):
             for cache, view in trace.views.items():

@@ -107,6 +107,7 @@ class Server:
             fallbacks=self.fallbacks,
             rows_checked=self.rows_checked,
             outputs=tuple(self.rows.outputs),
+            cached=self.rows.prefixes,
             shards=self._stored() if self.case.arithmetic is not None else (),
         )
 
