@@ -1,0 +1,53 @@
+"""A request in the engine, as every rank knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from sim.engine.truth import Ids, fresh_ids, prefix_hashes
+
+
+class Phase(Enum):
+    """Where a request is in its life."""
+
+    PREFILL = "prefill"  # tokens of its prompt are not computed yet
+    READY = "ready"  # all of them are: it may decode, or finish
+
+
+@dataclass(slots=True)
+class Request:
+    """Its tokens, and what of them is in cache. The engine alone changes it."""
+
+    number: int
+    ids: Ids  # tokens so far: the prompt, then what was sampled
+    hashes: Ids  # of the first 1, 2, … of them
+    pages: list[int]  # logical, by page position; covers ``valid``
+    valid: int  # tokens whose KV is in cache
+    node: int  # of the tree, locked for it
+    rotation: int = 0
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.READY if self.valid == len(self.ids) else Phase.PREFILL
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute."""
+        return len(self.ids) - self.valid
+
+    def tokens(self, stop: int) -> list[int]:
+        """Its first ids, as the tree takes them."""
+        return [int(each) for each in self.ids[:stop]]
+
+    def fingerprint(self) -> tuple[int, ...]:
+        return self.number, len(self.ids), self.valid, self.node, self.rotation, *self.pages
+
+
+def prompt(number: int, length: int, like: Request | None, shared: int) -> tuple[Ids, Ids]:
+    """(ids, hashes) of a prompt whose first ``shared`` ids are those of ``like``."""
+    head = like.ids[:shared] if like is not None else fresh_ids(number, 0, 0)
+    ids = np.concatenate([head, fresh_ids(number, len(head), length)])
+    return ids, prefix_hashes(ids)

@@ -1,0 +1,174 @@
+"""What every rank knows of all pages and requests: the same on all of them, after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from refmodel.errors import Finding, InvalidInput, Where
+from refmodel.layout.geometry import Grid, num_pages
+from refmodel.layout.placement import new_page_lanes
+from refmodel.layout.plan import Plan
+from refmodel.serving.lanes import Lanes, make_room
+from refmodel.serving.radix import RadixTree
+from refmodel.serving.request_pages import copy_lane, copy_on_write, end_of_chunk
+from sim.engine.request import Phase, Request, prompt
+from sim.engine.turn import Copy, Turn
+from sim.histories.history import History, Submit
+
+
+class Tables:
+    """Lanes, tree and requests. Every change is a function of shared metadata, whole or not at all.
+
+    Eviction is the one thing that stays when what it was for is refused after all (L3).
+    """
+
+    def __init__(self, history: History) -> None:
+        self.grid = Grid(history.world_size, history.page_size)
+        self.rotate = history.rotate
+        self.lanes = Lanes(self.grid, history.pages_per_lane)
+        self.tree = RadixTree(history.page_size, history.hit_mode)
+        self.requests: dict[str, Request] = {}
+        self.seen: dict[str, Request] = {}  # also those that have left, which others may be like
+        self.now = 0  # steps so far: the logical time
+
+    # -- requests ----------------------------------------------------------------------------------------
+
+    def admit(self, wanted: Submit) -> None:
+        """A new request: what it hits is locked, so that nobody evicts it (L4, L6)."""
+        like = self._like(wanted)
+        self._check_size(wanted)
+        number = len(self.seen)
+        ids, hashes = prompt(number, wanted.tokens, like, wanted.shared)
+        hit = self.tree.match([int(each) for each in ids], self.now)
+        self.tree.lock(hit.node)
+        rotation = number % self.grid.world_size if self.rotate else 0
+        request = Request(number, ids, hashes, list(hit.pages), hit.valid, hit.node, rotation)
+        self.requests[wanted.request] = self.seen[wanted.request] = request
+
+    def _like(self, wanted: Submit) -> Request | None:
+        where = Where(request=wanted.request)
+        if wanted.request in self.seen:
+            raise InvalidInput("request", expected="a new name", received="one seen before", where=where)
+        if wanted.like is not None and wanted.like not in self.seen:
+            raise unknown(wanted.like)
+        like = self.seen[wanted.like] if wanted.like else None
+        most = min(len(like.ids), wanted.tokens) if like else 0
+        if wanted.shared > most:
+            raise InvalidInput("shared tokens", expected=f"0 … {most}", received=wanted.shared, where=where)
+        return like
+
+    def _check_size(self, wanted: Submit) -> None:
+        capacity = self.grid.world_size * self.lanes.pages_per_lane
+        needed = num_pages(wanted.tokens, self.grid.page_size)
+        if needed > capacity:
+            raise InvalidInput(
+                "request",
+                expected=f"at most {capacity} pages, which are all",
+                received=needed,
+                where=Where(request=wanted.request),
+                fix="It would never be admitted.",
+            )
+
+    def known(self, name: str) -> Request:
+        """A request that has not left."""
+        if name not in self.requests:
+            raise unknown(name)
+        return self.requests[name]
+
+    def in_phase(self, names: Sequence[str], phase: Phase) -> list[Request]:
+        """The requests of these names, if each is there once and in that phase."""
+        if not names or len(set(names)) != len(names):
+            raise InvalidInput("requests", expected="at least one, each once", received=list(names))
+        requests = [self.known(name) for name in names]
+        for name, request in zip(names, requests, strict=True):
+            if request.phase is not phase:
+                raise InvalidInput(
+                    "request",
+                    expected=f"one in phase {phase.value}",
+                    received=request.phase.value,
+                    where=Where(request=name),
+                )
+        return requests
+
+    def finish(self, name: str) -> None:
+        """A request leaves; its pages, in mode TOKEN its tail too, stay in the tree (L4, L6)."""
+        (request,) = self.in_phase([name], Phase.READY)
+        inserted = self.tree.insert(request.tokens(request.valid), request.pages, self.now, finished=True)
+        self.lanes.cache(inserted.adopted)
+        self.lanes.free(inserted.duplicates + inserted.rest)
+        self._leave(name)
+
+    def abort(self, name: str) -> None:
+        """A request leaves; what is its own is freed."""
+        self.lanes.free(page for page in self.known(name).pages if not self.tree.holds(page))
+        self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        self.tree.unlock(self.requests.pop(name).node)
+
+    # -- pages -------------------------------------------------------------------------------------------
+
+    def make_room(self, wanted: Sequence[int]) -> None:
+        """Evict until each lane has the pages wanted of it (L3, L7)."""
+        make_room(self.lanes, wanted, lambda lane: self.tree.evict(lane, self.grid.world_size))
+
+    def allocate(self, turns: Sequence[Turn], plan: Plan) -> tuple[list[list[int]], list[Copy]]:
+        """Page lists [requests] that cover the extents, with copies of shared tails (L2, L5, O4)."""
+        tails = [
+            copy_on_write(turn.request.pages, turn.extent.prefix, self.tree.holds, self.grid.page_size)
+            for turn in turns
+        ]
+        shared = [i for i, position in enumerate(tails) if position is not None]
+        new = [new_page_lanes(plan, i).tolist() for i in range(len(turns))]
+        wanted = [*(copy_lane(plan, i) for i in shared), *(lane for lanes in new for lane in lanes)]
+        self.make_room(wanted)
+        taken = iter(self.lanes.take(wanted))
+        tables, copies = [list(turn.request.pages) for turn in turns], []
+        for i in shared:
+            position, page = tails[i], next(taken)
+            assert position is not None
+            copies.append(Copy(tables[i][position], page))
+            tables[i][position] = page
+        for table, lanes in zip(tables, new, strict=True):
+            table.extend(next(taken) for _ in lanes)
+        return tables, copies
+
+    def end_chunk(self, turn: Turn, pages: Sequence[int]) -> None:
+        """Whole pages go to the tree, and the request is bound to the tree's (L6)."""
+        request = turn.request
+        request.ids, request.hashes, request.valid = turn.ids, turn.hashes, turn.extent.end
+        ended = end_of_chunk(self.tree, request.tokens(request.valid), pages, self.now)
+        self.lanes.cache(ended.adopted)
+        self.lanes.free(ended.duplicates)
+        self.tree.lock(ended.node)
+        self.tree.unlock(request.node)
+        request.pages, request.node = list(ended.pages), ended.node
+
+    # -- state -------------------------------------------------------------------------------------------
+
+    def fingerprint(self) -> int:
+        """Of everything: equal on every rank after every step (L7)."""
+        requests = tuple(request.fingerprint() for request in self.requests.values())
+        return hash((self.lanes.fingerprint(), self.tree.fingerprint(), requests))
+
+    def check(self) -> list[Finding]:
+        """Laws of lanes and tree, and that each page belongs to who has it (L1, L6)."""
+        state = self.lanes.fingerprint()
+        held = sorted(page for _, pages, _ in state for page in pages)
+        cached = sorted(page for _, _, pages in state for page in pages)
+        in_tree = sorted(self.tree.pages())
+        own = sorted(
+            page for request in self.requests.values() for page in request.pages if not self.tree.holds(page)
+        )
+        found = [*self.lanes.check(), *self.tree.check()]
+        if own != held:
+            found.append(Finding("L1", "pages that requests hold", str(own), str(held)))
+        if in_tree != cached:
+            found.append(Finding("L1", "pages that the tree holds", str(in_tree), str(cached)))
+        return found
+
+
+def unknown(name: str) -> InvalidInput:
+    """A request that nobody submitted, or that has left."""
+    expected = "one that was submitted and has not left"
+    return InvalidInput("request", expected=expected, received=name, where=Where(request=name))
