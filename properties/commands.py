@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
@@ -13,12 +14,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from properties.fuzz import BUDGETS, Campaign, hunt, profile, rehearsed, says_nothing, stopping_at_interrupt
+from properties.fuzz_text import following, print_summary
 from properties.mutants import MUTANTS, named_mutant
 from properties.mutants.matrix import kill_matrix
 from properties.mutants.table import print_matrix, print_rows
 from properties.proofs import all_proofs
+from refmodel.errors import InvalidInput
 from refmodel.laws import LAWS, Law, law
+from sim.cases.library import load_scenario
+from sim.gate.histories import try_history
 from sim.gate.record import as_json
+from sim.gate.runs import Worlds
+from sim.gate.setting import Setting
+from sim.histories.history import History
 from sim.report.console import open_console, ticking
 
 # -- cpkv laws ---------------------------------------------------------------------------------------------
@@ -129,3 +138,70 @@ def mutants(
     else:
         print_matrix(rows, console, time.perf_counter() - start)
     raise typer.Exit(0 if all(row.killed for row in rows) else 1)
+
+
+# -- cpkv fuzz ---------------------------------------------------------------------------------------------
+
+
+def fuzz(
+    minutes: Annotated[float | None, typer.Option(min=0, help="Stop after so long.")] = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Stop after so many histories.",
+            show_default="without --minutes: " + ", ".join(f"{n} ({name})" for name, n in BUDGETS.items()),
+        ),
+    ] = None,
+    world: Annotated[str, typer.Option(help="Kind of world: lockstep or gloo.")] = "lockstep",
+    seed: Annotated[
+        int, typer.Option(min=0, help="Other seeds draw other histories; of --replay, that of the schedule.")
+    ] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that hunt beside each other.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for what is found.")] = Path("found"),
+    database: Annotated[
+        Path | None, typer.Option(help="Folder of Hypothesis's examples: what failed is tried first.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Rehearse and play this history instead of drawing any.")
+    ] = None,
+) -> None:
+    """Draw serving histories until one does not hold; make it small, and write it as a file.
+
+    Ctrl-C ends it early with all that was found. Exit code 0: all held; 1: some did not, and each ends in the
+    line that replays it; 2: nothing can be said.
+
+    **Examples**
+
+    - `cpkv fuzz`: as many histories as the profile says (HYPOTHESIS_PROFILE: dev, ci or nightly)
+    - `cpkv fuzz --minutes 30 --jobs 8 --seed 7`
+    - `cpkv fuzz --world gloo --examples 50`: on processes
+    - `cpkv fuzz --database shared/examples`: what failed here before, or on another machine, comes first
+    """
+    if world not in ("lockstep", "gloo"):
+        raise InvalidInput("--world", expected="lockstep or gloo", received=world)
+    console = open_console()
+    if replay is not None:
+        _replay(replay, world, seed, console)
+    if minutes is None and examples is None:
+        examples = BUDGETS[profile()]
+    seconds = None if minutes is None else 60 * minutes
+    campaign = Campaign(seed, examples, seconds, world, jobs, database)
+    start = time.perf_counter()
+    with stopping_at_interrupt() as stop:
+        tally = hunt(campaign, stop, following(console, out, start))
+        print_summary(tally, console, time.perf_counter() - start, stopped=stop.is_set())
+    raise typer.Exit(2 if says_nothing(tally) or not tally.histories else int(bool(tally.found)))
+
+
+def _replay(file: Path, world: str, seed: int, console: Console) -> NoReturn:
+    history = load_scenario(file)
+    if not isinstance(history, History):
+        raise InvalidInput("--replay", expected="a history", received=str(file))
+    findings = list(rehearsed(history).findings)
+    with Worlds(Setting(seed=seed)) as worlds:
+        findings += try_history(worlds.get(world, history.world_size), history).findings
+    for finding in findings:
+        console.print(str(finding), soft_wrap=True)
+    console.print("broke" if findings else "held")
+    raise typer.Exit(int(bool(findings)))

@@ -19,6 +19,7 @@ from refmodel.errors import InvalidInput
 from refmodel.layout.ownership import owner
 from sim.cases.build import build_case
 from sim.cases.library import find_scenarios
+from sim.cases.scenario import Scenario
 from sim.failures import Deadlock, Diverged, RankFailed, RunFailed, TimedOut
 from sim.faults.fault import KINDS, Fault
 from sim.gate.judge import judge
@@ -274,6 +275,7 @@ def test_several_faults_can_befall_one_run() -> None:
 
 def check_values_named(world: World) -> None:
     (scenario,) = find_scenarios("worked/tokens-300")
+    assert isinstance(scenario, Scenario)
     case = build_case(scenario)
     run = world.execute(serve, case, faults=[Fault("values", 1, "kv.view")])
     (finding,) = judge(case, run.results, run.ledgers[0])

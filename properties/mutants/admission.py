@@ -99,7 +99,7 @@ def flag_without_shared_kv(self: ServingConfig) -> None:
     """The batch flag is taken although the flag it needs is absent."""
 
 
-@mutant(ServingConfig.__post_init__, "layout-rewritten", "X1")
+@mutant(ServingConfig.__post_init__, "layout-rewritten-at-start-up", "X1")
 def layout_rewritten(right: Right, self: ServingConfig) -> None:
     """A host layout that the copy engine cannot read is silently changed to one that it can."""
     object.__setattr__(self, "host_layout", type(self.host_layout).LAYER_FIRST)

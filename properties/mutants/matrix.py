@@ -21,8 +21,7 @@ from hypothesis import settings
 from properties.mutants import MUTANTS, named_mutant
 from properties.mutants.mutant import Mutant
 from properties.proofs import Proof, all_proofs
-from sim.cases.library import catalogue
-from sim.cases.scenario import Scenario
+from sim.cases.library import AnyScenario, catalogue
 from sim.gate.record import Entry, entry_of
 from sim.gate.runs import run_scenario
 from sim.world import World
@@ -109,6 +108,7 @@ def _runs_ranks(proof: Proof) -> bool:
             "test_trace.",
             "test_model.",
             "test_reuse.",
+            "test_engine_",
         )
     )
 
@@ -149,7 +149,7 @@ def _random_examples(proof: Proof) -> Iterator[Callable[[], Any]]:
         yield partial(run_one, source.randbytes(CHOICES))
 
 
-def _try_scenario(scenario: Scenario) -> Kill | None:
+def _try_scenario(scenario: AnyScenario) -> Kill | None:
     start = time.perf_counter()
     try:
         with World.lockstep(scenario.world_size) as world:

@@ -108,6 +108,8 @@ def current_slots(plan: Plan, tables: Iterable[PageTable]) -> torch.Tensor:
         table.slots(torch.arange(extent.prefix, extent.end))
         for extent, table in zip(plan.extents, tables, strict=True)
     ]
+    if not plan.padding:
+        return torch.cat(real)
     padding_rows = (plan.request_of_row == PADDING).nonzero().flatten()
     dummy_page = plan.rank_of_row[padding_rows]
     return torch.cat([*real, dummy_page * plan.grid.page_size + padding_rows % plan.grid.page_size])

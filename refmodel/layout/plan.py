@@ -131,8 +131,6 @@ class Plan:
     @cached_property
     def _padding_bounds(self) -> tuple[int, ...]:
         """Padding has no pages, so both zigzags split it token-balanced: in batch rows, [2W + 1]."""
-        if not self.padding:
-            return (self.real_rows,) * (2 * self.grid.world_size + 1)
         return token_balanced_bounds(Extent(self.real_rows, self.padding), self.grid)
 
     def halves(self, rank: int) -> tuple[Half, Half]:
@@ -152,9 +150,11 @@ class Plan:
             first_row = self.row_starts[request] + segment.start - extent.prefix
             segments.append(segment)
             pieces.append(torch.arange(first_row, first_row + segment.tokens))
-        i = rank_segments(rank, self.grid.world_size)[which]
-        pieces.append(torch.arange(self._padding_bounds[i], self._padding_bounds[i + 1]))
-        return Half(tuple(segments), torch.cat(pieces), sum(s.tokens for s in segments))
+        if self.padding:
+            i = rank_segments(rank, self.grid.world_size)[which]
+            pieces.append(torch.arange(self._padding_bounds[i], self._padding_bounds[i + 1]))
+        rows = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        return Half(tuple(segments), rows, sum(s.tokens for s in segments))
 
     @cached_property
     def _rank_rows(self) -> tuple[torch.Tensor, ...]:

@@ -17,6 +17,9 @@ from refmodel.storage.view import ViewIndex, ViewLayout, view_index, view_layout
 from refmodel.storage.write import WritePath, WriteVerdict, write_verdict
 
 
+_NOTHING = torch.empty(0, dtype=torch.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Passage:
     """One forward on one rank. Build it with :func:`open_passage`; index tensors are on the rank's device."""
@@ -100,8 +103,8 @@ def _pages(
 def _held(
     read: ReadVerdict, view: ViewLayout, rank: int, num_slots: int, device: torch.device | None
 ) -> Destinations:
-    slots = torch.empty(0, dtype=torch.int64)
-    if read.path is ViewPath.NONE:
-        tables = zip(view.tables, view.valid, strict=True)
-        slots = torch.cat([table.slots(torch.arange(valid)) for table, valid in tables])
+    if read.path is not ViewPath.NONE:
+        return Destinations(_NOTHING, _NOTHING)
+    tables = zip(view.tables, view.valid, strict=True)
+    slots = torch.cat([table.slots(torch.arange(valid)) for table, valid in tables])
     return destinations(to_physical(slots, rank, view.grid), num_slots, rank, device=device)

@@ -1,28 +1,28 @@
 """Scenario files: YAML, strictly typed; and the catalogue of those that ship with cpkv.
 
-Errors name the file, the path in it, what was expected and what came.
+A file with the key ``history`` is a history: operations over time instead of forwards. Errors name the file,
+the path in it, what was expected and what came.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from enum import Enum
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
 
-from refmodel.attention.transform import Transform
 from refmodel.errors import InvalidInput, Where
-from refmodel.layout.split import Split
-from refmodel.storage.reuse import ViewPath
-from refmodel.storage.write import WritePath
-from sim.cases.arithmetic import Ids
-from sim.cases.case import DraftPlan
 from sim.cases.contradictions import contradictions
-from sim.cases.scenario import Check, Format, Kind, Placement, Scenario
+from sim.cases.scenario import Scenario
+from sim.histories import contradictions as of_histories
+from sim.histories.history import History
+
+AnyScenario: TypeAlias = Scenario | History
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -39,7 +39,7 @@ class _UniqueKeys(yaml.SafeLoader):
         return mapping
 
 
-def load_scenario(path: Path) -> Scenario:
+def load_scenario(path: Path) -> AnyScenario:
     """Read and check one file. :class:`InvalidInput` names the file and the path in it."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def load_scenario(path: Path) -> Scenario:
     return parse_scenario(text, str(path))
 
 
-def parse_scenario(text: str, file: str) -> Scenario:
+def parse_scenario(text: str, file: str) -> AnyScenario:
     """Check the text of a scenario; ``file`` is named in errors and replay lines."""
     try:
         raw = yaml.load(text, _UniqueKeys)  # a SafeLoader
@@ -61,30 +61,19 @@ def parse_scenario(text: str, file: str) -> Scenario:
         raise InvalidInput(
             "scenario", expected="valid YAML, each key once", received=f"an error: {problem}", where=where
         ) from error
+    kind: type[AnyScenario] = History if isinstance(raw, dict) and "history" in raw else Scenario
     try:
-        scenario = msgspec.convert(raw, Scenario)
+        scenario: AnyScenario = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise _typed_error(str(error), raw, file) from error
+        raise _typed_error(str(error), raw, file, kind) from error
     _check_meaning(scenario, file)
     return msgspec.structs.replace(scenario, file=file)
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "split": tuple(split.value for split in Split),
-    "write": tuple(path.value for path in WritePath),
-    "format": get_args(Format),
-    "ids": get_args(Ids),
-    "cache": ("kv", "index"),
-    "draft": get_args(DraftPlan),
-    "view": tuple(path.value for path in ViewPath),
-    "transform": tuple(transform.value for transform in Transform),
-    "placement": get_args(Placement),
-    "checks": get_args(Check),
-    "worlds": get_args(Kind),
-}
+_PAGE = {Scenario: "docs/scenarios.md", History: "docs/histories.md"}
 
 
-def _typed_error(message: str, raw: object, file: str) -> InvalidInput:
+def _typed_error(message: str, raw: object, file: str, kind: type[AnyScenario]) -> InvalidInput:
     """msgspec says "Expected `int` >= 1 - at `$.steps[0].padding`"; add what was there instead."""
     problem, _, place = message.partition(" - at ")
     path = place.strip("`").removeprefix("key` in `").removeprefix("$").removeprefix(".")
@@ -97,7 +86,7 @@ def _typed_error(message: str, raw: object, file: str) -> InvalidInput:
     elif place.startswith("`key`"):
         expected, received = "keys that are text", repr(_value_at(raw, path))
     elif problem.startswith("Invalid enum value"):
-        expected = f"one of {', '.join(_CHOICES[re.findall(r'[a-z_]+', path)[-1]])}"
+        expected = f"one of {', '.join(_choices_of(kind)[re.findall(r'[a-z_]+', path)[-1]])}"
         received = repr(_value_at(raw, path))
     else:
         expected = problem.partition(", got")[0].removeprefix("Expected ").replace("`", "")
@@ -107,8 +96,30 @@ def _typed_error(message: str, raw: object, file: str) -> InvalidInput:
         expected=expected,
         received=received,
         where=Where(file=file, path=path or "the whole file"),
-        fix="The keys are described in docs/scenarios.md.",
+        fix=f"The keys are described in {_PAGE[kind]}.",
     )
+
+
+def _choices_of(struct: type) -> dict[str, tuple[str, ...]]:
+    """What may be said to each key that takes a name, in a struct and those inside it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for key, hint in get_type_hints(struct).items():
+        for part in _parts(hint):
+            if get_origin(part) is Literal:
+                found[key] = get_args(part)
+            elif isinstance(part, type) and issubclass(part, Enum):
+                found[key] = tuple(member.value for member in part)
+            elif isinstance(part, type) and issubclass(part, msgspec.Struct):
+                found = _choices_of(part) | found
+    return found
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """A type, and those it is made of: ``list[Step] | None`` has Step among them."""
+    yield hint
+    if get_origin(hint) is not Literal:
+        for argument in get_args(hint):
+            yield from _parts(argument)
 
 
 def _value_at(raw: Any, path: str) -> object:
@@ -120,14 +131,17 @@ def _value_at(raw: Any, path: str) -> object:
     return raw
 
 
-def _check_meaning(scenario: Scenario, file: str) -> None:
-    for path, expected, received in contradictions(scenario):
+def _check_meaning(scenario: AnyScenario, file: str) -> None:
+    found = (
+        of_histories.contradictions(scenario) if isinstance(scenario, History) else contradictions(scenario)
+    )
+    for path, expected, received in found:
         raise InvalidInput(
             "scenario", expected=expected, received=received, where=Where(file=file, path=path)
         )
 
 
-def catalogue() -> Iterator[Scenario]:
+def catalogue() -> Iterator[AnyScenario]:
     """Every scenario that ships with cpkv, by theme and name. ``file`` is relative to the catalogue."""
     root = Path(str(files("scenarios")))
     for path in sorted(root.glob("*/*.yaml")):
@@ -135,7 +149,7 @@ def catalogue() -> Iterator[Scenario]:
         yield msgspec.structs.replace(scenario, file=str(path.relative_to(root)))
 
 
-def find_scenarios(name: str) -> list[Scenario]:
+def find_scenarios(name: str) -> list[AnyScenario]:
     """The scenarios a user means: a file, a folder, or a name or theme of the catalogue."""
     path = Path(name)
     if path.is_file():
@@ -154,6 +168,6 @@ def find_scenarios(name: str) -> list[Scenario]:
     return found
 
 
-def theme_of(scenario: Scenario) -> str:
+def theme_of(scenario: AnyScenario) -> str:
     """The folder a scenario lies in."""
     return Path(scenario.file).parent.name

@@ -9,11 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sim.cases.library import theme_of
-from sim.cases.scenario import Scenario
+from sim.cases.library import AnyScenario, theme_of
 
 
-def print_scenarios(scenarios: Iterable[Scenario], console: Console) -> None:
+def print_scenarios(scenarios: Iterable[AnyScenario], console: Console) -> None:
     """A line a scenario: name, ranks, page size, worlds, laws, title."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("scenario", no_wrap=True)  # to be copied

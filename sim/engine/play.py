@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from refmodel.collectives import rank_and_size
 from refmodel.errors import Finding, InvalidInput
 from refmodel.serving.lanes import OutOfPages
 from sim.engine.engine import Engine
+from sim.histories.expect import unexpected
 from sim.histories.history import History, Step
 
 MOST_FINDINGS = 5  # a rank stops there; one is enough to fail
@@ -33,12 +35,17 @@ def play(group: dist.ProcessGroup, history: History) -> Played:
     rank, size = rank_and_size(group)
     if size != history.world_size:
         raise InvalidInput("world of a history", expected=f"{history.world_size} ranks", received=size)
-    engine = Engine(history, rank, group)
+    with closing(Engine(history, rank, group)) as engine:
+        return _play(engine, history, rank, size)
+
+
+def _play(engine: Engine, history: History, rank: int, size: int) -> Played:
     findings: list[Finding] = []
     fingerprints, refusals = [], []
     for number, step in enumerate(history.history, start=1):
         engine.tables.now = number
         refusal, found = apply(engine, step)
+        found += unexpected(engine.tables, step)
         findings += [replace(each, where=replace(each.where, step=number)) for each in found]
         refusals.append(refusal)
         fingerprints.append(engine.tables.fingerprint())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,11 +42,12 @@ class Storage:
                 cache: empty_shard(self.grid, rank, TAG, self.local_pages, device=self.device)
                 for cache in CACHES
             }
-            for _ in range(history.layers)
+            for _ in range(history.layers + history.draft_layers)
         )
         self.digest = hashlib.sha256()
         self.findings: list[Finding] = []
         self.rows_checked = 0
+        self.before_layer: Callable[[int], None] = _ready  # called before anything of a layer is read
 
     def copy_pages(self, copies: Sequence[Copy]) -> None:
         """Whole pages from their owners to those of their copies: one gather a cache and layer (L5)."""
@@ -83,7 +84,10 @@ class Storage:
             device=self.device,
         )
         traffic = Traffic(passage, self.layers, self.group)
+        ahead = int(passage.read.prefetch)  # layers whose history is read before this one attends (V5)
         for layer in range(len(self.layers)):
+            for needed in range(layer, min(layer + ahead + 1, len(self.layers))):
+                self.before_layer(needed)
             truth = {cache: [_truth(turn, layer, cache) for turn in turns] for cache in CACHES}
             rows = {cache: self._local_rows(plan, turns, truth[cache]) for cache in CACHES}
             for cache, view in traffic.views(layer, rows).items():
@@ -104,6 +108,10 @@ class Storage:
             self.findings.append(
                 _wrong(rows, truth, turns, Where(rank=self.rank, layer=layer, cache=cache.name))
             )
+
+
+def _ready(layer: int) -> None:
+    """Nothing is loaded while a forward runs."""
 
 
 def _truth(turn: Turn, layer: int, cache: Cache) -> torch.Tensor:

@@ -11,7 +11,9 @@ from refmodel.layout.plan import Plan
 from refmodel.serving.lanes import Lanes, make_room
 from refmodel.serving.radix import RadixTree
 from refmodel.serving.request_pages import copy_lane, copy_on_write, end_of_chunk
+from sim.engine.host_tables import HostTables
 from sim.engine.request import Phase, Request, prompt
+from sim.engine.sending import Transfers
 from sim.engine.turn import Copy, Turn
 from sim.histories.history import History, Submit
 
@@ -29,6 +31,8 @@ class Tables:
         self.tree = RadixTree(history.page_size, history.hit_mode)
         self.requests: dict[str, Request] = {}
         self.seen: dict[str, Request] = {}  # also those that have left, which others may be like
+        self.transfers = Transfers(history)
+        self.host = host_tables(history, self)
         self.now = 0  # steps so far: the logical time
 
     # -- requests ----------------------------------------------------------------------------------------
@@ -39,11 +43,16 @@ class Tables:
         self._check_size(wanted)
         number = len(self.seen)
         ids, hashes = prompt(number, wanted.tokens, like, wanted.shared)
-        hit = self.tree.match([int(each) for each in ids], self.now)
+        tokens = [int(each) for each in ids]
+        hit = self.tree.match(tokens, self.now)
         self.tree.lock(hit.node)
+        if self.host is not None:
+            hit = self.host.load_back(wanted.request, tokens, hashes, hit, self.now)
         rotation = number % self.grid.world_size if self.rotate else 0
         request = Request(number, ids, hashes, list(hit.pages), hit.valid, hit.node, rotation)
         self.requests[wanted.request] = self.seen[wanted.request] = request
+        if self.host is not None:
+            self.host.used(request, 0, self.now)
 
     def _like(self, wanted: Submit) -> Request | None:
         where = Where(request=wanted.request)
@@ -75,6 +84,12 @@ class Tables:
             raise unknown(name)
         return self.requests[name]
 
+    def once_known(self, name: str) -> Request:
+        """A request that may have left."""
+        if name not in self.seen:
+            raise unknown(name)
+        return self.seen[name]
+
     def in_phase(self, names: Sequence[str], phase: Phase) -> list[Request]:
         """The requests of these names, if each is there once and in that phase."""
         if not names or len(set(names)) != len(names):
@@ -88,6 +103,8 @@ class Tables:
                     received=request.phase.value,
                     where=Where(request=name),
                 )
+            if phase is Phase.READY:
+                self.transfers.require_settled(name)
         return requests
 
     def finish(self, name: str) -> None:
@@ -100,17 +117,33 @@ class Tables:
 
     def abort(self, name: str) -> None:
         """A request leaves; what is its own is freed."""
-        self.lanes.free(page for page in self.known(name).pages if not self.tree.holds(page))
+        request = self.known(name)
+        self.transfers.require_settled(name)
+        self.lanes.free(page for page in request.pages if not self.tree.holds(page))
         self._leave(name)
 
     def _leave(self, name: str) -> None:
+        if self.host is not None:
+            self.host.leave(name)
         self.tree.unlock(self.requests.pop(name).node)
+        self.transfers.leave(name)
 
     # -- pages -------------------------------------------------------------------------------------------
 
     def make_room(self, wanted: Sequence[int]) -> None:
         """Evict until each lane has the pages wanted of it (L3, L7)."""
-        make_room(self.lanes, wanted, lambda lane: self.tree.evict(lane, self.grid.world_size))
+        make_room(self.lanes, wanted, self._evict)
+
+    def _evict(self, lane: int) -> tuple[int, ...]:
+        evicted = self.tree.evict(lane, self.grid.world_size)
+        if self.host is not None:
+            self.host.left(evicted, self.now)
+        return evicted
+
+    def take(self, wanted: Sequence[int]) -> tuple[int, ...]:
+        """A page of each lane, for which others are evicted if need be (L1, L3)."""
+        self.make_room(wanted)
+        return self.lanes.take(wanted)
 
     def allocate(self, turns: Sequence[Turn], plan: Plan) -> tuple[list[list[int]], list[Copy]]:
         """Page lists [requests] that cover the extents, with copies of shared tails (L2, L5, O4)."""
@@ -121,8 +154,7 @@ class Tables:
         shared = [i for i, position in enumerate(tails) if position is not None]
         new = [new_page_lanes(plan, i).tolist() for i in range(len(turns))]
         wanted = [*(copy_lane(plan, i) for i in shared), *(lane for lanes in new for lane in lanes)]
-        self.make_room(wanted)
-        taken = iter(self.lanes.take(wanted))
+        taken = iter(self.take(wanted))
         tables, copies = [list(turn.request.pages) for turn in turns], []
         for i in shared:
             position, page = tails[i], next(taken)
@@ -143,13 +175,17 @@ class Tables:
         self.tree.lock(ended.node)
         self.tree.unlock(request.node)
         request.pages, request.node = list(ended.pages), ended.node
+        if self.host is not None:
+            self.host.used(request, turn.extent.prefix // self.grid.page_size, self.now)
 
     # -- state -------------------------------------------------------------------------------------------
 
     def fingerprint(self) -> int:
         """Of everything: equal on every rank after every step (L7)."""
         requests = tuple(request.fingerprint() for request in self.requests.values())
-        return hash((self.lanes.fingerprint(), self.tree.fingerprint(), requests))
+        shared = self.lanes.fingerprint(), self.tree.fingerprint(), self.transfers.fingerprint()
+        host = self.host.fingerprint() if self.host is not None else ()
+        return hash((*shared, requests, host))
 
     def check(self) -> list[Finding]:
         """Laws of lanes and tree, and that each page belongs to who has it (L1, L6)."""
@@ -160,12 +196,23 @@ class Tables:
         own = sorted(
             page for request in self.requests.values() for page in request.pages if not self.tree.holds(page)
         )
-        found = [*self.lanes.check(), *self.tree.check()]
+        found = [*self.lanes.check(), *self.tree.check(), *self.transfers.check(self.requests)]
+        if self.host is not None:
+            found += self.host.check()
         if own != held:
             found.append(Finding("L1", "pages that requests hold", str(own), str(held)))
         if in_tree != cached:
             found.append(Finding("L1", "pages that the tree holds", str(in_tree), str(cached)))
         return found
+
+
+def host_tables(history: History, tables: Tables) -> HostTables | None:
+    """The host cache beside these tables, if the history has one."""
+    if history.host_pages_per_lane:
+        return HostTables(history, tables.lanes, tables.tree, tables.take)
+    if history.storage:
+        raise InvalidInput("storage", expected="off without a host cache", received="on")
+    return None
 
 
 def unknown(name: str) -> InvalidInput:

@@ -27,10 +27,16 @@ def _mixed(values: Ids) -> Ids:
     return mixed
 
 
+def _times(number: int, factor: np.uint64) -> np.uint64:
+    """Modulo 2**64, as arrays do it; of scalars numpy would warn."""
+    product: np.uint64 = np.uint64(number * int(factor) % (1 << 64))
+    return product
+
+
 def fresh_ids(request: int, start: int, stop: int) -> Ids:
     """Token ids of positions [start, stop) that no other request has."""
     places = np.arange(start, stop, dtype=np.uint64)
-    return _mixed(places * _STEP + np.uint64(request + 1) * _MIX[1])
+    return _mixed(places * _STEP + _times(request + 1, _MIX[1]))
 
 
 def prefix_hashes(ids: Ids) -> Ids:
@@ -41,7 +47,7 @@ def prefix_hashes(ids: Ids) -> Ids:
 
 def tags(hashes: Ids, layer: int, cache: Cache) -> torch.Tensor:
     """int64 [n] ≥ 0: what the ``tag`` format stores of positions with these hashes."""
-    plane = np.uint64(layer * len(Cache) + cache + 1) * _STEP
+    plane = _times(layer * len(Cache) + cache + 1, _STEP)
     return torch.from_numpy((_mixed(hashes + plane) >> np.uint64(1)).astype(np.int64))
 
 

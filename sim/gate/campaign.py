@@ -10,12 +10,10 @@ from functools import partial
 import msgspec
 
 from refmodel.errors import Finding
-from sim.cases.build import build_case
-from sim.cases.library import catalogue, find_scenarios
-from sim.cases.scenario import Scenario
+from sim.cases.library import AnyScenario, catalogue, find_scenarios
 from sim.faults.fault import check_faults
 from sim.gate.record import Entry, Report, broken, entry_of, report_of
-from sim.gate.runs import Worlds, choose_runs, run_all
+from sim.gate.runs import Worlds, check_scenario, choose_runs, run_all
 from sim.gate.setting import Setting
 from sim.gate.traces import TraceRun, run_trace
 from sim.timeline import Timed, timed_run
@@ -27,7 +25,7 @@ Tick = Callable[[str], None]
 class Campaign:
     """What runs: scenarios on kinds of worlds, then traces."""
 
-    scenarios: Sequence[tuple[Scenario, str]]
+    scenarios: Sequence[tuple[AnyScenario, str]]
     traces: Sequence[TraceRun]
     whole_catalogue: bool
     setting: Setting
@@ -38,7 +36,7 @@ class Campaign:
         return len(self.scenarios) + sum(len(trace.requests) for trace in self.traces)
 
 
-def named_scenarios(names: Sequence[str]) -> list[Scenario]:
+def named_scenarios(names: Sequence[str]) -> list[AnyScenario]:
     """The scenarios of all names, each once, in the order named; the whole catalogue without names."""
     if not names:
         return list(catalogue())
@@ -46,7 +44,7 @@ def named_scenarios(names: Sequence[str]) -> list[Scenario]:
 
 
 def plan_campaign(
-    scenarios: Sequence[Scenario],
+    scenarios: Sequence[AnyScenario],
     traces: Sequence[TraceRun],
     *,
     worlds: Sequence[str],
@@ -59,7 +57,7 @@ def plan_campaign(
     whole = bool(scenarios) and not named and chosen == {scenario.file for scenario in scenarios}
     campaign = Campaign(runs, traces, whole_catalogue=whole, setting=setting)
     for scenario in scenarios:
-        build_case(scenario)
+        check_scenario(scenario)
         check_faults(setting.faults, scenario.world_size)
     for world in campaign_worlds(campaign):
         setting.open(world).close()

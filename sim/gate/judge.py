@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -28,6 +29,8 @@ from sim.serving.program import serve
 from sim.serving.report import RankReport
 from sim.surface.group import Span
 from sim.world import Run, Watch, World
+
+T = TypeVar("T")
 
 INFRASTRUCTURE = "infrastructure"  # stands where a law would, when nothing can be said about the program
 
@@ -66,31 +69,37 @@ class Verdict:
 def try_case(world: World, case: Case, setting: Setting = PLAIN, watch: Watch | None = None) -> Verdict:
     """Serve a case and judge it. A run that fails is a finding; a world that is missing is an error."""
     try:
-        run = _serve_quietly(world, case, setting, watch)
+        run = run_quietly(world, _serve_unwarned, case, setting, watch)
     except WorldUnavailable:
         raise
     except RunFailed as failure:
-        return Verdict((_finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
+        return Verdict((finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
     findings = tuple(judge(case, run.results, run.ledgers[0]))
     return Verdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried)
 
 
-def _serve_quietly(world: World, case: Case, setting: Setting, watch: Watch | None) -> Run[RankReport]:
-    """Without a warning for each fallback."""
+def run_quietly(
+    world: World,
+    program: Callable[..., T],
+    argument: Any,
+    setting: Setting,
+    watch: Watch | None = None,
+) -> Run[T]:
+    """A rank program on a world, under a setting, without a warning for each fallback."""
     # Here for ranks that are threads, and in the program for ranks that are processes.
-    with _fallbacks_unwarned():
+    with fallbacks_unwarned():
         if setting.self_check and world.kind.startswith("lockstep"):
-            return world.self_check(_serve_unwarned, case)
-        return world.execute(_serve_unwarned, case, watch=watch, faults=setting.faults)
+            return world.self_check(program, argument)
+        return world.execute(program, argument, watch=watch, faults=setting.faults)
 
 
 def _serve_unwarned(group: dist.ProcessGroup, case: Case) -> RankReport:
-    with _fallbacks_unwarned():
+    with fallbacks_unwarned():
         return serve(group, case)
 
 
 @contextmanager
-def _fallbacks_unwarned() -> Iterator[None]:
+def fallbacks_unwarned() -> Iterator[None]:
     """The outcome counts fallbacks; a scenario that forbids one says ``write: direct``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
@@ -101,7 +110,7 @@ def _fallbacks_unwarned() -> Iterator[None]:
 _LAW_OF_FAILURE = {Deadlock: "V6", Diverged: "V6", InfrastructureFailed: INFRASTRUCTURE}
 
 
-def _finding_of(failure: RunFailed) -> Finding:
+def finding_of(failure: RunFailed) -> Finding:
     """A run that ended without results: where each rank was, and the traceback if there is one."""
     law = next((law for kind, law in _LAW_OF_FAILURE.items() if isinstance(failure, kind)), "crash")
     lines = [failure.received, *([failure.fix] if failure.fix else [])]
@@ -113,7 +122,7 @@ def _finding_of(failure: RunFailed) -> Finding:
 
 def judge(case: Case, reports: Sequence[RankReport], ledger: Sequence[Call]) -> Iterator[Finding]:
     """What only shows when all ranks are together: findings, equal digests, counts of calls, outputs."""
-    yield from _folded([finding for report in reports for finding in report.findings])
+    yield from folded([finding for report in reports for finding in report.findings])
     odd = [report.rank for report in reports if report.digest != reports[0].digest]
     if odd:
         yield Finding(
@@ -124,7 +133,7 @@ def judge(case: Case, reports: Sequence[RankReport], ledger: Sequence[Call]) -> 
         yield from judge_numbers(case, case.arithmetic, reports)
 
 
-def _folded(findings: Sequence[Finding]) -> Iterator[Finding]:
+def folded(findings: Sequence[Finding]) -> Iterator[Finding]:
     """What several ranks found alike, once."""
     ranks: dict[Finding, list[int | None]] = {}
     for finding in findings:

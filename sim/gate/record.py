@@ -15,6 +15,7 @@ import msgspec
 from refmodel.errors import Finding
 from refmodel.laws import LAWS
 from sim.cases.library import theme_of
+from sim.gate.histories import REFUSAL
 from sim.gate.judge import INFRASTRUCTURE
 from sim.gate.marks import MARKS
 from sim.gate.runs import Outcome
@@ -110,6 +111,7 @@ class Report(msgspec.Struct, frozen=True):
 # Of what is no law of the contract.
 _STATEMENTS = {
     "crash": "Every rank returns.",
+    REFUSAL: "A step of a history is refused if it says so, and only then.",
     INFRASTRUCTURE: "What the ranks run on works; if it does not, nothing is said about the program.",
 }
 

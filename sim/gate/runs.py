@@ -14,10 +14,13 @@ from refmodel.storage.write import write_verdict
 from sim.cases.build import build_case
 from sim.cases.case import Case
 from sim.cases.expect import check_expectations
+from sim.cases.library import AnyScenario
 from sim.cases.scenario import Scenario
-from sim.gate.judge import try_case
+from sim.gate.histories import HistoryVerdict, try_history
+from sim.gate.judge import Verdict, try_case
 from sim.gate.marks import marks_of
 from sim.gate.setting import PLAIN, Setting, kind_and_size
+from sim.histories.history import History
 from sim.surface.group import Span
 from sim.world import World
 
@@ -26,7 +29,7 @@ from sim.world import World
 class Outcome:
     """One scenario on one world."""
 
-    scenario: Scenario
+    scenario: AnyScenario
     world: str  # "lockstep:4"
     setting: Setting
     findings: tuple[Finding, ...]
@@ -71,7 +74,7 @@ class Worlds:
         self._stack.close()
 
 
-def choose_runs(scenarios: Sequence[Scenario], worlds: Sequence[str]) -> list[tuple[Scenario, str]]:
+def choose_runs(scenarios: Sequence[AnyScenario], worlds: Sequence[str]) -> list[tuple[AnyScenario, str]]:
     """Which scenario runs on which kind of world.
 
     Without ``worlds`` a scenario runs on those it lists. ``gloo`` takes all scenarios to that kind of world,
@@ -96,7 +99,7 @@ def choose_runs(scenarios: Sequence[Scenario], worlds: Sequence[str]) -> list[tu
     return runs
 
 
-def run_all(runs: Iterable[tuple[Scenario, str]], worlds: Worlds) -> Iterator[Outcome]:
+def run_all(runs: Iterable[tuple[AnyScenario, str]], worlds: Worlds) -> Iterator[Outcome]:
     """Run one after the other; a digest that differs between worlds is a finding of the later one."""
     digests: dict[str, tuple[str, str]] = {}
     for scenario, kind in runs:
@@ -114,12 +117,16 @@ def _with_findings(outcome: Outcome, *findings: Finding) -> Outcome:
     return replace(outcome, findings=(*outcome.findings, *findings))
 
 
-def run_scenario(scenario: Scenario, world: World, setting: Setting = PLAIN) -> Outcome:
-    """Run one scenario: work it out, compare its worked numbers, serve it on the world, judge."""
+def run_scenario(scenario: AnyScenario, world: World, setting: Setting = PLAIN) -> Outcome:
+    """Run one scenario on the world, and judge it."""
     start = time.perf_counter()
-    case = build_case(scenario)
-    findings = check_expectations(scenario, case)
-    verdict = try_case(world, case, setting)
+    if isinstance(scenario, History):
+        findings, marks = list[Finding](), frozenset[str]()
+        verdict: Verdict | HistoryVerdict = try_history(world, scenario, setting)
+    else:
+        case = build_case(scenario)
+        findings, marks = list(check_expectations(scenario, case)), frozenset(_marks(case))
+        verdict = try_case(world, case, setting)
     return Outcome(
         scenario=scenario,
         world=str(world),
@@ -132,9 +139,15 @@ def run_scenario(scenario: Scenario, world: World, setting: Setting = PLAIN) -> 
         rows_checked=verdict.rows_checked,
         calls=verdict.calls,
         fallbacks=verdict.fallbacks,
-        marks=frozenset(_marks(case)),
+        marks=marks,
         spans=verdict.spans,
     )
+
+
+def check_scenario(scenario: AnyScenario) -> None:
+    """:class:`InvalidInput` for one that cannot be worked out. Of a history, that shows when it is played."""
+    if isinstance(scenario, Scenario):
+        build_case(scenario)
 
 
 def _marks(case: Case) -> Iterator[str]:

@@ -1,0 +1,72 @@
+"""A hunt in words: how far it is, what it found, and the line at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from properties.fuzz import Found, Tally, write_found
+from properties.rehearsal import MARKS
+from sim.gate.record import broken
+from sim.report.text import BROKE, HELD, finding_lines, headline
+
+_QUIET_SECONDS = 5.0  # between two lines of progress
+
+
+def following(console: Console, out: Path, start: float) -> Callable[[Tally], None]:
+    """Hears of every batch: writes what is new to a file at once, and says now and then how far it is."""
+    sizes: dict[str, int] = {}  # of the histories written, by file name
+    spoken = start
+
+    def heard(tally: Tally) -> None:
+        nonlocal spoken
+        for found in tally.found.values():
+            steps = len(found.history.history)
+            if steps < sizes.get(found.file_name, steps + 1):
+                sizes[found.file_name] = steps
+                write_found(found, out)
+                print_found(found, out, console)
+        if time.perf_counter() - spoken > _QUIET_SECONDS:
+            spoken = time.perf_counter()
+            console.print(progress_line(tally, spoken - start), soft_wrap=True)
+
+    return heard
+
+
+def progress_line(tally: Tally, seconds: float) -> str:
+    """``1,200 histories, 310 steps/s; eviction 420, refused 800, …``"""
+    reached = ", ".join(f"{mark} {tally.marks[mark]:,}" for mark in MARKS if tally.marks[mark])
+    rate = tally.steps / seconds if seconds else 0.0
+    plural = "y" if tally.histories == 1 else "ies"
+    return f"{tally.histories:,} histor{plural}, {rate:,.0f} steps/s; {reached or 'nothing reached'}"
+
+
+def print_found(found: Found, out: Path, console: Console) -> None:
+    """What broke, where, and how to see it again."""
+    record = broken(found.finding)
+    console.print(Text(headline(record), BROKE[1]))
+    steps = len(found.history.history)
+    pairs = [*finding_lines(record), ("history", f"{out / found.file_name}, {steps} steps")]
+    for name, value in [*pairs, ("replay", found.replay(out))]:
+        first, *more = value.splitlines()
+        console.print(f"  {name:<12}  {first}", soft_wrap=True)
+        for line in more:
+            console.print(f"  {'':<12}  {line}", soft_wrap=True)
+    console.print()
+
+
+def print_summary(tally: Tally, console: Console, seconds: float, *, stopped: bool) -> None:
+    """The marks, and one line at the end."""
+    console.print(progress_line(tally, seconds), soft_wrap=True)
+    missing = [mark for mark in MARKS if not tally.marks[mark]]
+    if missing:
+        console.print(f"not reached: {', '.join(missing)}", soft_wrap=True)
+    word, style = BROKE if tally.found else HELD
+    ways = f", {len(tally.found)} in ways of their own" if tally.found else ""
+    early = ", ended early" if stopped else ""
+    text = f": {tally.histories:,} histories{ways}{early}; {tally.steps:,} steps, {seconds:.1f} s"
+    console.print(Text.assemble((f"fuzz {word}", style), text), soft_wrap=True)

@@ -1,0 +1,100 @@
+"""What types cannot say about a history: settings of no server, operations on requests that do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from refmodel.config import ServingConfig
+from refmodel.errors import CpkvError, InvalidInput
+from refmodel.laws import law
+from refmodel.serving.admission import Caps
+from refmodel.storage.reuse import ViewPath
+from sim.histories.history import OPERATIONS, History, Step, Submit
+
+Contradiction = tuple[str, str, object]  # path, what was expected there, what came
+
+# Of a server's settings, where a file calls them otherwise; the pair of layout and engine has no one name.
+_KEYS = {"chunk_size": "chunk", None: "host_layout"}
+
+
+def contradictions(history: History) -> Iterator[Contradiction]:
+    """(path, expected, received) of what types cannot say, those of settings first."""
+    for i, law_id in enumerate(history.laws):
+        try:
+            law(law_id)
+        except CpkvError as error:
+            yield f"laws[{i}]", error.expected, law_id
+    yield from _of_the_settings(history)
+    submitted: set[str] = set()
+    for i, step in enumerate(history.history):
+        for path, expected, received in _of_a_step(step, history, submitted):
+            yield f"history[{i}]{path and '.'}{path}", expected, received
+        if step.submit is not None and not step.refused:
+            submitted.add(step.submit.request)
+
+
+def _of_the_settings(history: History) -> Iterator[Contradiction]:
+    """What a server would refuse at start-up (X1), and what only a model has a use for."""
+    try:
+        ServingConfig(
+            world_size=history.world_size,
+            page_size=history.page_size,
+            shared_kv=True,
+            split=history.split,
+            batch_flag=True,
+            caps=Caps(history.max_requests, history.max_tokens),
+            chunk_size=history.chunk,
+            host_layout=history.host_layout,
+            copy_engine=history.copy_engine,
+        )
+    except InvalidInput as error:
+        setting = error.where.path
+        yield _KEYS.get(setting, setting or ""), error.expected, error.received
+    if history.view is ViewPath.NONE:
+        yield "view", "full, current or partial: no model runs", history.view.value
+
+
+def _of_a_step(step: Step, history: History, submitted: set[str]) -> Iterator[Contradiction]:
+    given = [name for name in OPERATIONS if getattr(step, name) is not None]
+    if len(given) != 1:
+        yield "", f"one operation of {', '.join(OPERATIONS)}", " and ".join(given) or "none"
+        return
+    if not step.refused:  # else it may be as wrong as it likes
+        yield from _of_the_names(step, submitted)
+        if step.submit is not None:
+            yield from _of_a_submit(step.submit, submitted)
+    known = submitted | ({step.submit.request} if step.submit else set())
+    for name in step.expect.valid:
+        if name not in known:
+            yield "expect.valid", "requests that an earlier step submitted", name
+    if step.expect.free is not None and len(step.expect.free) != history.world_size:
+        yield "expect.free", f"{history.world_size} numbers, one a lane", step.expect.free
+
+
+def _of_the_names(step: Step, submitted: set[str]) -> Iterator[Contradiction]:
+    for path, name in _names(step.name, getattr(step, step.name)):
+        if name not in submitted:
+            yield path, "a request that an earlier step submitted", name
+
+
+def _names(path: str, value: object) -> Iterator[tuple[str, str]]:
+    """(path, name) of every request that an operation is about, but for one that it submits."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, list):
+        yield from ((f"{path}[{i}]", name) for i, name in enumerate(value))
+    elif isinstance(value, msgspec.Struct):
+        key = "like" if isinstance(value, Submit) else "request"
+        if (name := getattr(value, key, None)) is not None:
+            yield f"{path}.{key}", name
+
+
+def _of_a_submit(submit: Submit, submitted: set[str]) -> Iterator[Contradiction]:
+    if submit.request in submitted:
+        yield "submit.request", "a new name", f"{submit.request}, as an earlier step has it"
+    if submit.shared and submit.like is None:
+        yield "submit.shared", "no such key without like", submit.shared
+    if submit.shared > submit.tokens:
+        yield "submit.shared", f"at most {submit.tokens}, the prompt", submit.shared
