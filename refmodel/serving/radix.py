@@ -223,6 +223,10 @@ class RadixTree:
         """Whether a page is the tree's, hence read-only (L5)."""
         return page in self._held
 
+    def locks(self) -> int:
+        """Locks of all nodes: as many as there are hits and inserts in use."""
+        return sum(node.locks for node in self._root.below())
+
     def pages(self) -> tuple[int, ...]:
         """All pages of the tree, parents before children, in order of creation."""
         return tuple(page for node in self._root.below() for page in node.pages)

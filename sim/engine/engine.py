@@ -63,7 +63,7 @@ class Engine:
         turns = [self._chunk(name, request) for name, request in zip(names, requests, strict=True)]
         tokens = [turn.extent.tokens for turn in turns]
         P = self.history.page_size
-        self._run(turns[: admit(tokens, self.caps, P, batch_flag=True, shared_kv=True)])
+        self._run(turns[: admit(tokens, self.caps, P, batch_flag=self.history.batch, shared_kv=True)])
 
     def _chunk(self, name: str, request: Request) -> Turn:
         end = len(request.ids)

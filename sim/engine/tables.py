@@ -199,6 +199,9 @@ class Tables:
         found = [*self.lanes.check(), *self.tree.check(), *self.transfers.check(self.requests)]
         if self.host is not None:
             found += self.host.check()
+        if self.tree.locks() != len(self.requests):
+            expected = f"{len(self.requests)}, one a request"
+            found.append(Finding("L6", "locks of the tree", expected, str(self.tree.locks())))
         if own != held:
             found.append(Finding("L1", "pages that requests hold", str(own), str(held)))
         if in_tree != cached:

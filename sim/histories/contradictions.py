@@ -52,6 +52,8 @@ def _of_the_settings(history: History) -> Iterator[Contradiction]:
     except InvalidInput as error:
         setting = error.where.path
         yield _KEYS.get(setting, setting or ""), error.expected, error.received
+    if history.storage and not history.host_pages_per_lane:
+        yield "storage", "false without host_pages_per_lane: files go by way of the host", history.storage
     if history.view is ViewPath.NONE:
         yield "view", "full, current or partial: no model runs", history.view.value
 

@@ -159,6 +159,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     prefetch: bool = False
     layers: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
     chunk: AtLeast1 | None = None  # most new tokens of a request in a forward
+    batch: bool = True  # a forward may take more than one request (G1)
     max_requests: AtLeast1 | None = None
     max_tokens: AtLeast1 | None = None  # sum of page-aligned extends of a forward
     host_pages_per_lane: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0  # 0: there is no host cache
