@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from operator import attrgetter
 
 from hypothesis import reject, target
 from hypothesis import strategies as st
@@ -26,10 +27,10 @@ from sim.gate.histories import try_history
 from sim.histories.history import Evict, History, Step, Submit
 from sim.world import World
 
-Steps = st.SearchStrategy[Step]
+Steps = st.SearchStrategy[list[Step]]
 
 STEPS = 20  # most operations of a history
-MOST_RUNNING = 5  # requests at a time: more only make histories long
+MOST_RUNNING = 4  # requests at a time: more only make histories long
 LAWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "G2", "G4", "V1", "V6")
 
 
@@ -46,7 +47,7 @@ def settings_of_a_service(draw: st.DrawFn) -> History:
     """A history without steps: few small pages, so that lanes run out and tails are everywhere."""
     W = draw(st.sampled_from([1, 2, 3, 4, 4, 8]))
     P = draw(st.sampled_from([1, 2, 3, 4, 4, 16]))
-    pages = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    pages = draw(st.sampled_from([1, 2, 2, 3, 4, 6]))
     return History(
         title="Found by a machine",
         why="A law broke in this history.",
@@ -62,7 +63,7 @@ def settings_of_a_service(draw: st.DrawFn) -> History:
         layers=draw(st.integers(1, 2)),
         chunk=draw(st.none() | st.integers(P, 4 * P)),
         max_requests=draw(st.none() | st.integers(1, 3)),
-        max_tokens=draw(st.none() | st.integers(1, 2 * W * P)),
+        max_tokens=draw(st.none() | st.integers(1, 6).map(lambda units: units * P)),
         rotate=draw(st.booleans()),
     )
 
@@ -78,28 +79,28 @@ def _submit_fresh(so_far: Rehearsal) -> Steps:
     sizes = st.sampled_from(sorted(n for n in near | {1} if 1 <= n <= most)) | st.integers(
         1, ceil_div(most, 2)
     )
-    return sizes.map(lambda tokens: Step(submit=Submit(so_far.new_name, tokens)))
+    return sizes.map(lambda tokens: [Step(submit=Submit(so_far.new_name, tokens))])
 
 
 @st.composite
-def _submit_alike(draw: st.DrawFn, so_far: Rehearsal) -> Step:
+def _submit_alike(draw: st.DrawFn, so_far: Rehearsal) -> list[Step]:
     """A prompt that begins as another did: up to a page, inside one, or all of it."""
     seen, P = so_far.engine.tables.seen, so_far.setting.page_size
     computed = [name for name, request in seen.items() if request.valid]
-    like = draw(st.sampled_from(computed or list(seen)))
+    like = draw(st.sampled_from(computed[-2:] or list(seen)) | st.sampled_from(list(seen)))
     known = len(seen[like].ids)
     edges = [n for edge in range(P, known + 1, P) for n in (edge - 1, edge, edge + 1) if 0 < n <= known]
     shared = draw(st.sampled_from([known, *edges]) | st.integers(1, known))
     tokens = shared + draw(st.sampled_from([0, 1, P]) | st.integers(0, 2 * P))
-    return Step(submit=Submit(so_far.new_name, tokens, like, shared))
+    return [Step(submit=Submit(so_far.new_name, tokens, like, shared))]
 
 
 def _forward(so_far: Rehearsal) -> Steps:
-    return _some(so_far.names(Phase.PREFILL)).map(lambda names: Step(forward=names))
+    return _some(so_far.names(Phase.PREFILL)).map(lambda names: [Step(forward=names)])
 
 
 def _decode(so_far: Rehearsal) -> Steps:
-    return _some(so_far.names(Phase.READY)).map(lambda names: Step(decode=names))
+    return _some(so_far.names(Phase.READY)).map(lambda names: [Step(decode=names)])
 
 
 def _some(names: list[str]) -> st.SearchStrategy[list[str]]:
@@ -107,17 +108,24 @@ def _some(names: list[str]) -> st.SearchStrategy[list[str]]:
 
 
 def _finish(so_far: Rehearsal) -> Steps:
-    return st.sampled_from(so_far.names(Phase.READY)).map(lambda name: Step(finish=name))
+    return st.sampled_from(so_far.names(Phase.READY)).map(lambda name: [Step(finish=name)])
 
 
 def _abort(so_far: Rehearsal) -> Steps:
-    return st.sampled_from(so_far.names()).map(lambda name: Step(abort=name))
+    return st.sampled_from(so_far.names()).map(lambda name: [Step(abort=name)])
+
+
+@st.composite
+def _abort_all(draw: st.DrawFn, so_far: Rehearsal) -> list[Step]:
+    """Clients that hang up together: what a batch computed for them is loose, and of one age."""
+    return [Step(abort=name) for name in draw(st.permutations(so_far.names()))]
 
 
 def _evict(so_far: Rehearsal) -> Steps:
     lanes = st.integers(0, so_far.setting.world_size - 1)
-    pages = st.integers(1, so_far.setting.pages_per_lane)
-    return st.builds(lambda lane, free: Step(evict=Evict(lane, free)), lanes, pages)
+    most = so_far.setting.pages_per_lane
+    pages = st.just(most) | st.integers(1, most)
+    return st.builds(lambda lane, free: [Step(evict=Evict(lane, free))], lanes, pages)
 
 
 def _nonsense(so_far: Rehearsal) -> Steps:
@@ -139,7 +147,7 @@ def _nonsense(so_far: Rehearsal) -> Steps:
     for name in so_far.names(Phase.PREFILL):
         steps += [Step(decode=[name]), Step(finish=name), Step(forward=[name, name])]
     steps += [Step(forward=[name]) for name in so_far.names(Phase.READY)]
-    return st.sampled_from(steps)
+    return st.sampled_from(steps).map(lambda step: [step])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,7 @@ class Operation:
     """A kind of step: how often it is drawn, when it can be, and what it is."""
 
     weight: int
+    when_crowded: int  # its weight after a step that found no pages
     possible: Callable[[Rehearsal], object]
     steps: Callable[[Rehearsal], Steps]
 
@@ -156,16 +165,17 @@ def _has_room(so_far: Rehearsal) -> bool:
 
 
 OPERATIONS = {
-    "forward": Operation(7, lambda so_far: so_far.names(Phase.PREFILL), _forward),
-    "submit fresh": Operation(2, _has_room, _submit_fresh),
+    "forward": Operation(7, 2, lambda so_far: so_far.names(Phase.PREFILL), _forward),
+    "submit fresh": Operation(2, 1, _has_room, _submit_fresh),
     "submit alike": Operation(
-        4, lambda so_far: _has_room(so_far) and so_far.engine.tables.seen, _submit_alike
+        4, 2, lambda so_far: _has_room(so_far) and so_far.engine.tables.seen, _submit_alike
     ),
-    "decode": Operation(4, lambda so_far: so_far.names(Phase.READY), _decode),
-    "finish": Operation(3, lambda so_far: so_far.names(Phase.READY), _finish),
-    "abort": Operation(2, lambda so_far: so_far.running, _abort),
-    "evict": Operation(2, lambda so_far: so_far.contents, _evict),
-    "nonsense": Operation(1, lambda so_far: True, _nonsense),
+    "decode": Operation(4, 1, lambda so_far: so_far.names(Phase.READY), _decode),
+    "finish": Operation(3, 6, lambda so_far: so_far.names(Phase.READY), _finish),
+    "abort": Operation(1, 3, lambda so_far: so_far.running, _abort),
+    "abort all": Operation(1, 1, lambda so_far: len(so_far.running) > 1, _abort_all),
+    "evict": Operation(2, 2, lambda so_far: so_far.contents, _evict),
+    "nonsense": Operation(1, 1, lambda so_far: True, _nonsense),
 }
 MAY_BE_OFF = tuple(OPERATIONS)[2:]
 
@@ -174,7 +184,8 @@ def next_steps(so_far: Rehearsal, off: Collection[str]) -> Steps:
     """Any step that can come next, but for the operations that are switched off."""
     possible = {name: op for name, op in OPERATIONS.items() if op.possible(so_far)}
     names = [name for name in possible if name not in off] or ["nonsense"]
-    weighted = [name for name in names for _ in range(OPERATIONS[name].weight)]
+    weight = attrgetter("when_crowded" if so_far.crowded else "weight")
+    weighted = [name for name in names for _ in range(weight(OPERATIONS[name]))]
     return st.sampled_from(weighted).flatmap(lambda name: OPERATIONS[name].steps(so_far))
 
 
@@ -238,8 +249,9 @@ class HistoryMachine(RuleBasedStateMachine):
         if sys.exc_info()[0] is None and self.rehearsal.steps:
             self._end()
 
-    @rule(step=st.runner().flatmap(lambda machine: next_steps(machine.rehearsal, machine.off)))
-    def do(self, step: Step) -> None:
-        self.rehearsal.step(step)
-        if self.rehearsal.findings:
-            self._end()
+    @rule(steps=st.runner().flatmap(lambda machine: next_steps(machine.rehearsal, machine.off)))
+    def do(self, steps: list[Step]) -> None:
+        for step in steps:
+            self.rehearsal.step(step)
+            if self.rehearsal.findings:
+                self._end()

@@ -112,6 +112,7 @@ class Rehearsal:
         self.findings: list[Finding] = []
         self.marks: set[str] = set()
         self.evictions = 0  # pages that left the tree
+        self.crowded = False  # the last step found no pages
         self.of_one_age = 0  # most leaves of one access time that an eviction had to choose from
         self.contents: dict[int, Ids] = {}  # page of the tree → the tokens from 0 to its end
         with patch.object(engines, "Storage", NoBytes):
@@ -147,6 +148,7 @@ class Rehearsal:
     def step(self, wanted: Step) -> None:
         """Do one operation. What it says of itself is replaced by what the model says."""
         outlook = self._outlook(wanted)
+        self.crowded = outlook.out_of_pages
         expect = After(valid=dict(outlook.valid), free=list(outlook.free) if outlook.free else None)
         step = msgspec.structs.replace(wanted, refused=outlook.refused, expect=expect)
         self.steps.append(step)

@@ -54,7 +54,7 @@ class Server:
 
     def history(self, steps: Sequence[Step], **more: object) -> History:
         settings_of_it = {"pages_per_lane": PLENTY, "host_pages_per_lane": PLENTY} | self.options | more
-        return History(  # type: ignore[call-arg]
+        return History(
             title="drawn",
             why="drawn",
             laws=["H1"],

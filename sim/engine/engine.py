@@ -51,7 +51,7 @@ class Engine:
         self.hosting: Hosting | None = None
         if self.tables.host is not None:
             self.tables.host.bytes = self.hosting = Hosting(history, self.storage)
-            self.storage.before_layer = self.tables.host.wait_for_layer
+            self.storage.before_layer = self.tables.host.loads.wait_for_layer
 
     def submit(self, wanted: Submit) -> None:
         """A new request: it is matched against the tree, and waits for its first chunk."""
@@ -88,11 +88,11 @@ class Engine:
         tables, copies = self.tables.allocate(turns, plan)
         if self.tables.host is not None:
             read = {page for pages in tables for page in pages}
-            self.tables.host.begin(read, {copy.old for copy in copies})
+            self.tables.host.loads.begin(read, {copy.old for copy in copies})
         self.storage.copy_pages(copies)
         self.storage.exchange(turns, plan, tables)
         if self.tables.host is not None:
-            self.tables.host.end()
+            self.tables.host.loads.end()
         for turn, pages in zip(turns, tables, strict=True):
             self.tables.end_chunk(turn, pages)
 
@@ -131,7 +131,7 @@ class Engine:
     def _land(self, wanted: Send | Resend, parcels: Sequence[Parcel]) -> None:
         name, transfers = wanted.request, self.tables.transfers
         if self.tables.host is not None:
-            self.tables.host.settle(self.tables.known(name).pages)
+            self.tables.host.loads.settle(self.tables.known(name).pages)
         self.landing.land(parcels)
         self.storage.findings += transfers.of(name).compare_missing(name, wanted.missing)
         arrived = transfers.arrived(name)

@@ -6,9 +6,9 @@ alike on all ranks; bytes are moved by a :class:`Bytes`, of which each rank has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -16,13 +16,14 @@ from refmodel.errors import Finding, InvalidInput, Where
 from refmodel.layout.geometry import Grid, num_pages
 from refmodel.layout.ownership import PageTable
 from refmodel.serving.host_cache import HostCache
-from refmodel.serving.host_moves import Fill, Landing, Load, land, land_elsewhere
+from refmodel.serving.host_moves import Landing, Load, land, land_elsewhere
 from refmodel.serving.host_pages import HostFull
 from refmodel.serving.lanes import Lanes, OutOfPages
-from refmodel.serving.layer_gate import NotLoaded
 from refmodel.serving.page_groups import check_page_groups
 from refmodel.serving.radix import Hit, HitMode, RadixTree
 from refmodel.serving.write_policy import HitCounts
+from sim.engine.host_bytes import Bytes
+from sim.engine.loading import Loading, Loadings, cache_layers
 from sim.engine.request import Request
 from sim.engine.truth import Ids
 from sim.histories.history import DropHost, History, Prefetch
@@ -30,80 +31,27 @@ from sim.histories.history import DropHost, History, Prefetch
 Plan = TypeVar("Plan")
 
 
-def cache_layers(history: History) -> dict[str, int]:
-    """Layers of each cache that a page has; those of the draft model are caches of their own."""
-    layers = {"kv": history.layers, "index": history.layers}
-    if history.draft_layers:
-        layers |= {"draft_kv": history.draft_layers, "draft_index": history.draft_layers}
-    return layers
-
-
 def page_keys(hashes: Ids, page_size: int) -> list[int]:
     """Of the whole pages of tokens with these hashes."""
     return [int(each) for each in hashes[page_size - 1 :: page_size]]
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """Pages that a request hit on the host, on their way. Its lock in the tree keeps them until it leaves."""
-
-    request: str
-    landing: Landing
-
-
-class Bytes(Protocol):
-    """What one rank does with the bytes of its pages."""
-
-    def back_up(self, fill: Fill, pages: Sequence[int]) -> None:
-        """Device pages that this rank owns to its host pages, and to its storage."""
-
-    def bring(self, landing: Landing, cache: str, layer: int) -> None:
-        """One layer of a cache of a load to the device."""
-
-    def available(self, keys: Sequence[int], lanes: Sequence[int]) -> int:
-        """Leading pages that the storage of all ranks has: agreed on by all."""
-
-    def fetch(self, fill: Fill, keys: Sequence[int], arrived: Mapping[str, int]) -> None:
-        """Files of this rank to its host pages: of each cache the first so many moves."""
-
-    def spoil(self, key: int, cache: str, how: str) -> None:
-        """A file of this rank goes bad."""
-
-
-class NoBytes:
-    """Of tables that stand alone: nothing is moved, and storage has all that it was given."""
-
-    def back_up(self, fill: Fill, pages: Sequence[int]) -> None: ...
-
-    def bring(self, landing: Landing, cache: str, layer: int) -> None: ...
-
-    def available(self, keys: Sequence[int], lanes: Sequence[int]) -> int:
-        return len(lanes)
-
-    def fetch(self, fill: Fill, keys: Sequence[int], arrived: Mapping[str, int]) -> None: ...
-
-    def spoil(self, key: int, cache: str, how: str) -> None: ...
 
 
 @dataclass(slots=True)
 class HostTables:
     """The host cache beside lanes and tree, which the other tables share with it.
 
-    ``take`` gets pages of lanes, and makes room for them first. What is under way is :attr:`loadings`; each
-    is over at the end of the first forward that reads its pages, or when its request leaves.
+    ``take`` gets pages of lanes, and makes room for them first. Nothing but the methods changes it.
     """
 
     history: History
     lanes: Lanes
     tree: RadixTree
     take: Callable[[Sequence[int]], Sequence[int]]
-    bytes: Bytes = field(default_factory=NoBytes)
     host: HostCache = field(init=False)
     counts: HitCounts = field(init=False)
     keys: dict[int, int] = field(init=False, default_factory=dict)  # of whole pages in the tree
     stored: dict[int, int] = field(init=False, default_factory=dict)  # key → lane of its files
-    loadings: list[Loading] = field(init=False, default_factory=list)
-    reading: list[Loading] = field(init=False, default_factory=list)  # those of the forward under way
+    loads: Loadings = field(init=False)
 
     def __post_init__(self) -> None:
         history = self.history
@@ -113,6 +61,16 @@ class HostTables:
             pages_per_lane=history.host_pages_per_lane,
         )
         self.counts = HitCounts(history.write_policy)
+        self.loads = Loadings(history, self.host)
+
+    @property
+    def bytes(self) -> Bytes:
+        """What moves bytes on this rank; at first nothing does."""
+        return self.loads.bytes
+
+    @bytes.setter
+    def bytes(self, moved_by: Bytes) -> None:
+        self.loads.bytes = moved_by
 
     @property
     def grid(self) -> Grid:
@@ -179,7 +137,7 @@ class HostTables:
         stop = (first + count) * self.grid.page_size
         inserted = self.tree.insert(tokens[:stop], [*hit.pages[:first], *landing.pages], now)
         self.lanes.cache(inserted.adopted)
-        self.loadings.append(Loading(name, landing))
+        self.loads.under_way.append(Loading(name, landing))
         longer = self.tree.match(tokens, now)
         self.tree.lock(longer.node)
         self.tree.unlock(hit.node)
@@ -215,63 +173,6 @@ class HostTables:
             free[lane] -= 1
             lanes.append(lane)
         return lanes
-
-    def begin(self, pages: Collection[int], copied: Collection[int]) -> None:
-        """A forward is about to read pages, and to copy some of them in all layers (H4)."""
-        self.reading = [loading for loading in self.loadings if _overlap(loading, pages)]
-        for loading in self.loadings:
-            if _overlap(loading, copied):
-                for cache, count in self.host.layers.items():
-                    for layer in range(count):
-                        self._wait(loading.landing, cache, layer)
-
-    def wait_for_layer(self, layer: int) -> None:
-        """The forward is about to read a layer, of the model or behind them of its draft model (H4)."""
-        behind = layer - self.history.layers
-        for loading in self.reading:
-            for cache in ("kv", "index") if behind < 0 else ("draft_kv", "draft_index"):
-                self._wait(loading.landing, cache, layer if behind < 0 else behind)
-
-    def _wait(self, landing: Landing, cache: str, layer: int) -> None:
-        """Until the layer is there. Layers come in the order in which they are read."""
-        for part in self.host.unloaded(landing.load):
-            if self._is_loaded(landing.load, cache, layer):
-                return
-            self._bring(landing, *part)
-        self.host.require_layer(landing.load, cache, layer)
-
-    def _is_loaded(self, load: Load, cache: str, layer: int) -> bool:
-        try:
-            self.host.require_layer(load, cache, layer)
-        except NotLoaded:
-            return False
-        return True
-
-    def _bring(self, landing: Landing, cache: str, layer: int) -> None:
-        self.bytes.bring(landing, cache, layer)
-        self.host.mark_loaded(landing.load, cache, layer)
-
-    def end(self) -> None:
-        """The forward is over, and with it the loads that it waited for."""
-        over, self.reading = self.reading, []
-        for loading in over:
-            self._complete(loading)
-
-    def settle(self, pages: Collection[int]) -> None:
-        """Pages are about to be read by another than a forward: what loads into them is waited for."""
-        for loading in [each for each in self.loadings if _overlap(each, pages)]:
-            self._complete(loading)
-
-    def leave(self, name: str) -> None:
-        """A request leaves: what still loads for it is waited for, as others may hit the pages by now."""
-        for loading in [each for each in self.loadings if each.request == name]:
-            self._complete(loading)
-
-    def _complete(self, loading: Loading) -> None:
-        for cache, layer in self.host.unloaded(loading.landing.load):
-            self._bring(loading.landing, cache, layer)
-        self.host.finish(loading.landing.load)
-        self.loadings.remove(loading)
 
     # -- pressure and storage ----------------------------------------------------------------------------
 
@@ -330,22 +231,15 @@ class HostTables:
 
     def fingerprint(self) -> tuple[object, ...]:
         """Of everything, as integers but for names: equal on every rank after every step."""
-        loads = tuple((each.request, each.landing.load.number, each.landing.pages) for each in self.loadings)
         known = tuple(sorted(self.keys.items())), tuple(sorted(self.stored.items()))
-        return self.host.fingerprint(), self.counts.fingerprint(), known, loads
+        return self.host.fingerprint(), self.counts.fingerprint(), known, self.loads.fingerprint()
 
     def check(self) -> list[Finding]:
         """Laws of the host cache; and that a page which is loading, or has a key, is in the tree (H4)."""
-        found = list(self.host.check())
-        pages = [page for loading in self.loadings for page in loading.landing.pages]
-        astray = sorted(page for page in {*pages, *self.keys} if not self.tree.holds(page))
-        if astray or len(set(pages)) != len(pages):
-            found.append(Finding("H4", "pages with a key, or loading", "pages of the tree", str(astray)))
+        found = [*self.host.check(), *self.loads.check(self.tree)]
+        if astray := sorted(page for page in self.keys if not self.tree.holds(page)):
+            found.append(Finding("H4", "pages with a key", "pages of the tree", str(astray)))
         return found
-
-
-def _overlap(loading: Loading, pages: Collection[int]) -> bool:
-    return any(page in pages for page in loading.landing.pages)
 
 
 def _as_many(most: int, plan: Callable[[int], Plan]) -> Plan | None:

@@ -17,9 +17,8 @@ from refmodel.serving.host_layouts import HostPool, empty_host_pool
 from refmodel.serving.host_moves import Fill, Landing, backed_up_by
 from refmodel.serving.page_groups import PagePairs
 from refmodel.serving.stored_prefix import own_prefix
-from refmodel.storage.formats import TAG
 from refmodel.storage.identity import Cache
-from sim.engine.host_tables import cache_layers
+from sim.engine.loading import cache_layers
 from sim.engine.shelf import Shelf
 from sim.engine.storage import Storage
 from sim.histories.history import History
@@ -40,7 +39,7 @@ class Hosting:
                 history.host_layout,
                 history.copy_engine,
                 CACHE_OF[cache],
-                TAG,
+                storage.layers[0][CACHE_OF[cache]].format,
                 page_size=history.page_size,
                 layers=layers,
                 num_pages=history.host_pages_per_lane,
@@ -80,7 +79,7 @@ class Hosting:
         ways = {(lane, to): landing.pairs(lane, to) for lane in ranks for to in ranks if to != lane}
         counts = [sum(len(pairs) for way, pairs in ways.items() if way[0] == lane) for lane in ranks]
         sent = [host for way, pairs in ways.items() if way[0] == self.rank for host in pairs.host]
-        staged = self._staged(len(sent))
+        staged = self._staged(cache, len(sent))
         self.pools[cache].load(PagePairs(tuple(sent), tuple(range(1, len(sent) + 1))), layer, staged)
         site = f"{cache}.load"
         gathered = gather_buffers(staged[1:], counts, group=self.storage.group, site=site)
@@ -95,17 +94,19 @@ class Hosting:
         behind = self.first_draft_layer if cache.startswith("draft") else 0
         return self.storage.layers[behind + layer][CACHE_OF[cache]].pages
 
-    def _staged(self, count: int) -> torch.Tensor:
-        """A shard of so many pages, behind its dummy page."""
-        return torch.zeros(
-            count + 1, TAG.page_bytes(self.grid.page_size), dtype=torch.uint8, device=self.storage.device
-        )
+    def _page_bytes(self, cache: str) -> int:
+        return self.pools[cache].format.page_bytes(self.grid.page_size)
+
+    def _staged(self, cache: str, count: int) -> torch.Tensor:
+        """Room for so many pages of a layer, behind a dummy page."""
+        size = self._page_bytes(cache)
+        return torch.zeros(count + 1, size, dtype=torch.uint8, device=self.storage.device)
 
     # -- host and storage --------------------------------------------------------------------------------
 
     def _taken_out(self, cache: str, host_page: int) -> bytes:
         """The bytes of a host page, layer by layer: the same whatever the layout."""
-        pool, staged = self.pools[cache], self._staged(1)
+        pool, staged = self.pools[cache], self._staged(cache, 1)
         layers = []
         for layer in range(pool.layers):
             pool.load(PagePairs((host_page,), (1,)), layer, staged)
@@ -113,7 +114,7 @@ class Hosting:
         return b"".join(layers)
 
     def _put_in(self, cache: str, host_page: int, data: bytes) -> None:
-        pool, staged = self.pools[cache], self._staged(1)
+        pool, staged = self.pools[cache], self._staged(cache, 1)
         layers = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(pool.layers, -1)
         for layer, part in enumerate(layers):
             staged[1] = part
@@ -123,8 +124,7 @@ class Hosting:
         """The file of a page, if it is there and sound."""
         if self.shelf is None:
             return None
-        size = self.layers[cache] * TAG.page_bytes(self.grid.page_size)
-        return self.shelf.get(key, cache, size)
+        return self.shelf.get(key, cache, self.layers[cache] * self._page_bytes(cache))
 
     def available(self, keys: Sequence[int], lanes: Sequence[int]) -> int:
         """Leading pages that the storage of all ranks has: the least number over ranks (H3)."""

@@ -21,7 +21,8 @@ from refmodel.storage.identity import Cache
 from refmodel.storage.shard import Shard, empty_shard
 from sim.engine.request import Request
 from sim.engine.sending import Arrived, Parcel, decode_grid, decode_pages
-from sim.engine.storage import CACHES, Storage
+from sim.engine.storage import Storage
+from sim.engine.tag_rows import CACHES
 from sim.engine.truth import tags
 from sim.histories.history import History
 

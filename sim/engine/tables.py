@@ -124,7 +124,7 @@ class Tables:
 
     def _leave(self, name: str) -> None:
         if self.host is not None:
-            self.host.leave(name)
+            self.host.loads.leave(name)
         self.tree.unlock(self.requests.pop(name).node)
         self.transfers.leave(name)
 

@@ -43,7 +43,7 @@ def _of_the_settings(history: History) -> Iterator[Contradiction]:
             page_size=history.page_size,
             shared_kv=True,
             split=history.split,
-            batch_flag=True,
+            batch_flag=history.batch,
             caps=Caps(history.max_requests, history.max_tokens),
             chunk_size=history.chunk,
             host_layout=history.host_layout,
@@ -54,8 +54,14 @@ def _of_the_settings(history: History) -> Iterator[Contradiction]:
         yield _KEYS.get(setting, setting or ""), error.expected, error.received
     if history.storage and not history.host_pages_per_lane:
         yield "storage", "false without host_pages_per_lane: files go by way of the host", history.storage
-    if history.view is ViewPath.NONE:
-        yield "view", "full, current or partial: no model runs", history.view.value
+    if history.view is ViewPath.NONE and not history.model:
+        yield "view", "full, current or partial without model", history.view.value
+    if history.model and history.host_pages_per_lane:
+        yield (
+            "host_pages_per_lane",
+            "0 with model: the host cache knows identities",
+            history.host_pages_per_lane,
+        )
 
 
 def _of_a_step(step: Step, history: History, submitted: set[str]) -> Iterator[Contradiction]:
@@ -63,6 +69,8 @@ def _of_a_step(step: Step, history: History, submitted: set[str]) -> Iterator[Co
     if len(given) != 1:
         yield "", f"one operation of {', '.join(OPERATIONS)}", " and ".join(given) or "none"
         return
+    if history.model and given[0] in ("send", "resend", "cancel"):
+        yield given[0], "no transfer with model: decode is compared by identities", given[0]
     if not step.refused:  # else it may be as wrong as it likes
         yield from _of_the_names(step, submitted)
         if step.submit is not None:

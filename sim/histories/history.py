@@ -158,6 +158,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     view: ViewPath = ViewPath.FULL
     prefetch: bool = False
     layers: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
+    model: bool = False  # rows of a tiny model in fp64 instead of identities; outputs against the oracle
     chunk: AtLeast1 | None = None  # most new tokens of a request in a forward
     batch: bool = True  # a forward may take more than one request (G1)
     max_requests: AtLeast1 | None = None
