@@ -77,7 +77,13 @@ REFUSED = {
     "unknown hit": (SMALLEST + "hit: line\n", "hit", "token, page", "line"),
     "unknown layout": (SMALLEST + "host_layout: best\n", "host_layout", "layer_first, page_first", "best"),
     "round-robin": (SMALLEST + "split: round_robin\n", "split", "token_balanced", "round_robin"),
-    "no view": (SMALLEST + "view: none\n", "view", "no model runs", "none"),
+    "no view": (SMALLEST + "view: none\n", "view", "without model", "none"),
+    "host cache of a model": (
+        SMALLEST + "model: true\nhost_pages_per_lane: 4\n",
+        "host_pages_per_lane",
+        "0 with model",
+        "4",
+    ),
     "chunk below a page": (SMALLEST + "chunk: 3\n", "chunk", ">= 4", "3"),
     "layout that the engine cannot read": (
         SMALLEST + "host_layout: page_first\ncopy_engine: direct\n",

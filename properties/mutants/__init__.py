@@ -29,8 +29,21 @@ from refmodel.errors import InvalidInput
 MUTANTS: tuple[Mutant, ...] = tuple(
     found
     for module in (
-        split, plan, ownership, view, reuse, collectives, formats, attention, model, draft,
-        lanes, radix, host, transfer, admission,
+        split,
+        plan,
+        ownership,
+        view,
+        reuse,
+        collectives,
+        formats,
+        attention,
+        model,
+        draft,
+        lanes,
+        radix,
+        host,
+        transfer,
+        admission,
     )  # fmt: skip
     for found in vars(module).values()
     if isinstance(found, Mutant)
