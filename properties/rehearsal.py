@@ -133,10 +133,9 @@ class Rehearsal:
         """Requests that have not left, in order of submission."""
         return [name for name, request in self.running.items() if phase in (None, request.phase)]
 
-    @property
-    def new_name(self) -> str:
-        """Of the next request: a, b, … z, then r26, …"""
-        number = len(self.engine.tables.seen)
+    def new_name(self, ahead: int = 0) -> str:
+        """Of the next request, or of one after it: a, b, … z, then r26, …"""
+        number = len(self.engine.tables.seen) + ahead
         return chr(ord("a") + number) if number < 26 else f"r{number}"
 
     def free_pages(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from what it left behind. A step that has become nonsense is refused, and goes n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import combinations
 
 from msgspec.structs import replace
 
@@ -69,6 +70,7 @@ def _smaller(history: History) -> Iterator[History]:
     yield from _without_steps(history)
     yield from _plainer(history)
     yield from _with_smaller_steps(history)
+    yield from _without_pairs(history)
 
 
 def _without_steps(history: History) -> Iterator[History]:
@@ -84,6 +86,14 @@ def _without_steps(history: History) -> Iterator[History]:
             others = [each for each in steps if step.submit.request not in _names(each)]
             if others:
                 yield replace(history, history=others)
+
+
+def _without_pairs(history: History) -> Iterator[History]:
+    """Two steps that need each other, and nobody else does."""
+    steps = history.history
+    for i, j in combinations(range(len(steps)), 2):
+        if len(steps) > 2:
+            yield replace(history, history=[step for k, step in enumerate(steps) if k not in (i, j)])
 
 
 def _names(step: Step) -> tuple[str, ...]:

