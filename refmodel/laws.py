@@ -31,6 +31,7 @@ SHARDED = "refmodel.attention.sharded"
 FORWARD = "refmodel.model.forward"
 DRAFT = "refmodel.serving.draft"
 LANES = "refmodel.serving.lanes"
+EXTEND = "refmodel.serving.extend"
 RADIX = "refmodel.serving.radix"
 HOST_LAYOUTS = "refmodel.serving.host_layouts"
 PAGE_GROUPS = "refmodel.serving.page_groups"
@@ -201,7 +202,7 @@ _ALL = (
     Law(
         "L2",
         "An extent fills the open tail page first, then takes ceil((prefix+n)/P) − ceil(prefix/P) new pages.",
-        LANES,
+        EXTEND,
     ),
     Law(
         "L3",

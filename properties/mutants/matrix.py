@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -124,7 +125,7 @@ def _try_property(proof: Proof) -> Kill | None:
     for count, example in enumerate(_examples(proof), start=1):
         try:
             example()
-        except Exception as error:  # any failure of the property counts
+        except (Exception, pytest.fail.Exception) as error:  # any failure of the property counts
             return Kill(proof.name, count, time.perf_counter() - start, _first_line(error))
     return None
 

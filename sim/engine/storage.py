@@ -63,9 +63,8 @@ class Storage:
         for shards in self.layers:
             for cache, shard in shards.items():
                 site = f"{cache.name.lower()}.copy"
-                shard.pages[to] = gather_buffers(shard.take(mine), counts, group=self.group, site=site)[
-                    source
-                ]
+                sent = shard.take(mine)
+                shard.pages[to] = gather_buffers(sent, counts, group=self.group, site=site)[source]
 
     def _index(self, numbers: Iterable[int]) -> torch.Tensor:
         return torch.tensor(list(numbers), dtype=torch.int64, device=self.device)
