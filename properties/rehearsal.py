@@ -157,7 +157,8 @@ class Rehearsal:
         cached, leaving = set(self.engine.tables.tree.pages()), self._leaving(step)
         self.bytes.forget()
         try:
-            refusal, found = apply(self.engine, step)
+            done = apply(self.engine, step)
+            refusal, found = done.refusal, [*done.findings, *self.engine.tables.check()]
             found += self._compare(step, outlook, refusal, cached)
         except Exception as crash:  # a wrong engine may do anything
             found, refusal = [Finding("crash", "engine", "a result", repr(crash))], "crash"

@@ -95,8 +95,8 @@ def a_remap_for_each_cache(
     if cache is Cache.INDEX:
         tables = tuple(replace(table, pages=table.pages.roll(1)) for table in tables)
     physical = to_physical(current_slots(plan, tables), rank, plan.grid)
-    own = destinations(plan.take(physical, rank), shard.num_slots, rank)
-    remapped = replace(passage, own=own, batch=destinations(physical, shard.num_slots, rank))
+    written = plan.take(physical, rank) if passage.write.path is WritePath.DIRECT else physical
+    remapped = replace(passage, writes=destinations(written, shard.num_slots, rank))
     right(Traffic(remapped, self.layers, self.group), shard, cache, rows)
 
 

@@ -28,8 +28,7 @@ class Passage:
     write: WriteVerdict
     read: ReadVerdict
     view: ViewLayout  # of all valid tokens, whatever they are read from
-    own: Destinations  # of this rank's rows, for a direct write
-    batch: Destinations  # of all batch rows, for a gathered write
+    writes: Destinations  # what this rank stores: of its own rows in a direct write, else of all batch rows
     places: torch.Tensor  # [num_rows] batch rows in the gather buffers
     pages: ViewIndex | None  # what is materialized: the view, or its history; else None
     held: Destinations  # view rows that this rank stores, and their slots; empty unless there is no view
@@ -73,16 +72,16 @@ def open_passage(
     slots = current_slots(plan, tables)
     physical = to_physical(slots, rank, plan.grid)
     num_slots = local_pages * plan.grid.page_size
-    verdict = read_verdict(asked, plan.extents)
+    verdict, write = read_verdict(asked, plan.extents), write_verdict(plan, slots)
+    written = plan.take(physical, rank) if write.path is WritePath.DIRECT else physical
     view = view_layout(tables, [extent.end for extent in plan.extents], plan.grid)
     return Passage(
         plan=plan,
         rank=rank,
-        write=write_verdict(plan, slots),
+        write=write,
         read=verdict,
         view=view,
-        own=destinations(plan.take(physical, rank), num_slots, rank, device=device),
-        batch=destinations(physical, num_slots, rank, device=device),
+        writes=destinations(written, num_slots, rank, device=device),
         places=plan.places.to(device or "cpu"),
         pages=_pages(verdict, view, plan, rank, local_pages, device),
         held=_held(verdict, view, rank, num_slots, device),

@@ -62,18 +62,15 @@ class Traffic:
         return materialize(shard, self.passage.pages, group=self.group, site=f"{cache.name.lower()}.view")
 
     def _write(self, shard: Shard, cache: Cache, rows: torch.Tensor) -> None:
-        if self.passage.write.path is WritePath.DIRECT:
-            shard.write(self.passage.own, rows)
-        else:
-            shard.write(self.passage.batch, self._gather(rows, f"{cache.name.lower()}.write"))
+        direct = self.passage.write.path is WritePath.DIRECT
+        written = rows if direct else self._gather(rows, f"{cache.name.lower()}.write")
+        shard.write(self.passage.writes, written)
 
     def _current(self, shard: Shard, cache: Cache, rows: torch.Tensor) -> torch.Tensor:
         """The current rows of the view, [real rows, bytes a token]; written on the way."""
         batch = self._gather(rows, f"{cache.name.lower()}.current")
-        if self.passage.write.path is WritePath.DIRECT:
-            shard.write(self.passage.own, rows)
-        else:
-            shard.write(self.passage.batch, batch)
+        direct = self.passage.write.path is WritePath.DIRECT
+        shard.write(self.passage.writes, rows if direct else batch)
         return batch[: self.passage.plan.real_rows]
 
     def _gather(self, rows: torch.Tensor, site: str) -> torch.Tensor:

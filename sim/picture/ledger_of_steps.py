@@ -78,7 +78,7 @@ def _line(engine: Engine, lanes: _CountingLanes, number: int, step: Step) -> Ste
     engine.tables.now = number
     lanes.reset()
     before = _valid(engine.tables)
-    refusal, _ = apply(engine, step)
+    refusal = apply(engine, step).refusal
     return StepLine(
         step=number,
         operation=" ".join([step.name, *_words(getattr(step, step.name))]),
