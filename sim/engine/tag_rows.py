@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from refmodel.errors import Finding, Where
@@ -28,32 +29,27 @@ class TagRows:
         """Write the new rows of a forward, and compare; the views, in order."""
         traffic = Traffic(passage, read.layers, read.group)
         ahead = int(passage.read.prefetch)  # layers whose history is read before this one attends (V5)
+        hashes = np.concatenate([turn.hashes[: turn.extent.end] for turn in turns])
+        mine = _places_of_rows(passage)
         for layer in range(len(read.layers)):
             for needed in range(layer, min(layer + ahead + 1, len(read.layers))):
                 read.before_layer(needed)
-            truth = {cache: [_truth(turn, layer, cache) for turn in turns] for cache in CACHES}
-            rows = {cache: _local_rows(passage, turns, truth[cache], read.device) for cache in CACHES}
+            truth = {cache: tags(hashes, layer, cache) for cache in CACHES}
+            rows = {cache: TAG.encode(truth[cache][mine]).to(read.device) for cache in CACHES}
             for cache, view in traffic.views(layer, rows).items():
-                yield view.cpu()
-                where = Where(rank=passage.rank, layer=layer, cache=cache.name.lower())
-                read.findings.extend(_compare(view.cpu(), torch.cat(truth[cache]), turns, where))
+                received = view.cpu()
+                yield received
+                stored = TAG.unpack(received)[:, 0]
+                if not torch.equal(stored, truth[cache]):
+                    where = Where(rank=passage.rank, layer=layer, cache=cache.name.lower())
+                    read.findings.append(_wrong(stored, truth[cache], turns, where))
 
 
-def _local_rows(
-    passage: Passage, turns: Sequence[Turn], truth: Sequence[torch.Tensor], device: torch.device
-) -> torch.Tensor:
-    """What this rank's projections would give for its rows."""
-    batch = torch.cat([rows[turn.extent.prefix :] for turn, rows in zip(turns, truth, strict=True)])
-    return TAG.encode(passage.plan.take(batch, passage.rank)).to(device)
-
-
-def _compare(view: torch.Tensor, truth: torch.Tensor, turns: Sequence[Turn], where: Where) -> list[Finding]:
-    rows = TAG.unpack(view)[:, 0]
-    return [] if torch.equal(rows, truth) else [_wrong(rows, truth, turns, where)]
-
-
-def _truth(turn: Turn, layer: int, cache: Cache) -> torch.Tensor:
-    return tags(turn.hashes[: turn.extent.end], layer, cache)
+def _places_of_rows(passage: Passage) -> torch.Tensor:
+    """[row_counts[rank]] where this rank's rows are among all tokens of the batch, history and new ones."""
+    plan = passage.plan
+    rows = plan.rows(passage.rank)
+    return torch.tensor(plan.key_starts)[plan.request_of_row[rows]] + plan.positions[rows]
 
 
 def _wrong(rows: torch.Tensor, truth: torch.Tensor, turns: Sequence[Turn], where: Where) -> Finding:
@@ -83,7 +79,8 @@ def _who(tag: int, turns: Sequence[Turn], where: Where) -> str:
     for turn in turns:
         for cache in CACHES:
             for layer in range((where.layer or 0) + 1):
-                found = (_truth(turn, layer, cache) == tag).nonzero().flatten()
+                known = tags(turn.hashes[: turn.extent.end], layer, cache)
+                found = (known == tag).nonzero().flatten()
                 if len(found):
                     return (
                         f"token {int(found[0])} of request {turn.name} ({cache.name.lower()}, layer {layer})"
