@@ -76,7 +76,6 @@ class Life:
     is_over: bool = False  # the last chunk was sent
     lost: set[tuple[int, int]] = field(default_factory=set)  # (rank, chunk)
     late: set[tuple[int, int]] = field(default_factory=set)
-    at_the_transfer: int = 0  # tokens it had when decode had them all
     rows: int = 0  # rows that were compared with the truth, of one cache and layer
 
     @property
@@ -145,7 +144,6 @@ class Life:
     def _compared(self) -> None:
         """Decode's rows are looked at as it gets the last of them, and as the request leaves."""
         if self.done:
-            self.at_the_transfer = self.tokens
             self.rows += self.tokens
 
     def cancel(self) -> bool:
@@ -156,7 +154,7 @@ class Life:
     def finish(self) -> bool:
         accepted = not self.has_left and self.valid == self.tokens and self.settled
         self.has_left |= accepted
-        self.rows += self.at_the_transfer if accepted else 0
+        self.rows += self.valid if accepted and self.done else 0
         return accepted
 
     def abort(self) -> bool:

@@ -11,9 +11,11 @@ from refmodel.errors import Finding, Where
 from refmodel.storage.formats import TAG, Format
 from refmodel.storage.identity import Cache
 from refmodel.storage.passage import Passage
+from refmodel.storage.shard import Destinations
 from refmodel.storage.traffic import Traffic
+from sim.engine.held import Held
 from sim.engine.read import Read
-from sim.engine.truth import tags
+from sim.engine.truth import prefix_hashes, tags
 from sim.engine.turn import Turn
 
 CACHES = (Cache.KV, Cache.INDEX)
@@ -37,6 +39,44 @@ class TagRows:
                 yield view.cpu()
                 where = Where(rank=passage.rank, layer=layer, cache=cache.name.lower())
                 read.findings.extend(_compare(view.cpu(), torch.cat(truth[cache]), turns, where))
+
+    def append(self, held: Held) -> Iterator[Finding]:
+        """Write the rows of the last token on decode. Nothing is computed that could be wrong."""
+        last = Destinations(torch.arange(1, device=held.slots.device), held.slots[-1:])
+        for layer, shards in enumerate(held.layers):
+            for cache, shard in shards.items():
+                shard.write(last, TAG.encode(_truth_of(held, layer, cache)[-1:]).to(held.slots.device))
+        return iter(())
+
+    def compare(self, held: Held) -> Iterator[Finding]:
+        """Where decode's rows are those of other tokens, or nobody's (T5)."""
+        for layer, shards in enumerate(held.layers):
+            for cache in shards:
+                rows, truth = TAG.unpack(held.packed(layer, cache))[:, 0], _truth_of(held, layer, cache)
+                if not torch.equal(rows, truth):
+                    yield _wrong_on_decode(rows, truth, held.where(layer, cache))
+
+
+def _truth_of(held: Held, layer: int, cache: Cache) -> torch.Tensor:
+    return tags(prefix_hashes(held.ids), layer, cache)
+
+
+def _wrong_on_decode(rows: torch.Tensor, truth: torch.Tensor, where: Where) -> Finding:
+    """The first row that decode has wrong, by name."""
+    wrong = (rows != truth).nonzero().flatten().tolist()
+    position = wrong[0]
+    known = (truth == rows[position]).nonzero().flatten().tolist()
+    if known:
+        received = f"its token {known[0]}"
+    else:
+        received = "a row of another request" if rows[position] >= 0 else "poison: nobody wrote this slot"
+    return Finding(
+        "T5",
+        f"{len(wrong)} of {len(truth)} rows on decode, first",
+        f"token {position} of request {where.request}",
+        received,
+        replace(where, position=position),
+    )
 
 
 def _local_rows(

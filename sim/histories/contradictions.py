@@ -56,12 +56,8 @@ def _of_the_settings(history: History) -> Iterator[Contradiction]:
         yield "storage", "false without host_pages_per_lane: files go by way of the host", history.storage
     if history.view is ViewPath.NONE and not history.model:
         yield "view", "full, current or partial without model", history.view.value
-    if history.model and history.host_pages_per_lane:
-        yield (
-            "host_pages_per_lane",
-            "0 with model: the host cache knows identities",
-            history.host_pages_per_lane,
-        )
+    if history.model and history.draft_layers:
+        yield "draft_layers", "0 with model: it has no draft model", history.draft_layers
 
 
 def _of_a_step(step: Step, history: History, submitted: set[str]) -> Iterator[Contradiction]:
@@ -69,8 +65,6 @@ def _of_a_step(step: Step, history: History, submitted: set[str]) -> Iterator[Co
     if len(given) != 1:
         yield "", f"one operation of {', '.join(OPERATIONS)}", " and ".join(given) or "none"
         return
-    if history.model and given[0] in ("send", "resend", "cancel"):
-        yield given[0], "no transfer with model: decode is compared by identities", given[0]
     if not step.refused:  # else it may be as wrong as it likes
         yield from _of_the_names(step, submitted)
         if step.submit is not None:

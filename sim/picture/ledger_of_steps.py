@@ -91,7 +91,7 @@ def _line(engine: Engine, lanes: _CountingLanes, number: int, step: Step) -> Ste
 
 
 def _valid(tables: Tables) -> dict[str, int]:
-    return {name: request.valid for name, request in tables.requests.items()}
+    return {name: tables.valid(name) for name in tables.requests}
 
 
 def _words(value: object) -> Iterator[str]:
