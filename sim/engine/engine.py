@@ -13,7 +13,7 @@ import torch.distributed as dist
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Extent
 from refmodel.layout.plan import plan_batch
-from refmodel.serving.admission import Caps, admit, chunk_end
+from refmodel.serving.admission import admit, chunk_end
 from sim.engine.host_tables import HostTables
 from sim.engine.hosting import Hosting
 from sim.engine.landing import Landing
@@ -34,23 +34,25 @@ from sim.histories.history import (
     Spoil,
     Submit,
 )
+from sim.histories.settings import server_settings
 
 
 class Engine:
     """One rank: the tables, which are those of all ranks, and its storage. A method an operation.
 
-    An operation that is refused raises, and leaves the tables as they were.
+    An operation that is refused raises, and leaves the tables as they were. :class:`InvalidInput` for settings
+    that cannot work (X1).
     """
 
     def __init__(self, history: History, rank: int, group: dist.ProcessGroup) -> None:
         self.history = history
-        self.caps = Caps(history.max_requests, history.max_tokens)
+        self.settings = server_settings(history)
         self.tables = Tables(history)
         self.storage = Storage(history, rank, group)
         self.landing = Landing(history, self.storage)
         self.hosting: Hosting | None = None
         if self.tables.host is not None:
-            self.tables.host.bytes = self.hosting = Hosting(history, self.storage)
+            self.tables.host.bytes = self.hosting = Hosting(history, self.settings, self.storage)
             self.storage.before_layer = self.tables.host.loads.wait_for_layer
 
     def submit(self, wanted: Submit) -> None:
@@ -62,8 +64,9 @@ class Engine:
         requests = self.tables.in_phase(names, Phase.PREFILL)
         turns = [self._chunk(name, request) for name, request in zip(names, requests, strict=True)]
         tokens = [turn.extent.tokens for turn in turns]
-        P = self.history.page_size
-        self._run(turns[: admit(tokens, self.caps, P, batch_flag=self.history.batch, shared_kv=True)])
+        its = self.settings
+        count = admit(tokens, its.caps, its.page_size, batch_flag=its.batch_flag, shared_kv=its.shared_kv)
+        self._run(turns[:count])
 
     def _chunk(self, name: str, request: Request) -> Turn:
         end = len(request.ids)
