@@ -54,7 +54,7 @@ def broken(history: History) -> list[Finding | str]:
     return [*played.findings, *unforeseen]
 
 
-@proves("T1", "T2", "T3", "T4", "T5")
+@proves("L1", "T1", "T2", "T3", "T4", "T5")
 @settings(max_examples=50)
 @given(lives(), st.integers(0, 99))
 def test_decode_has_every_token_or_it_is_known_what_is_missing(drawn: tuple[History, int], seed: int) -> None:

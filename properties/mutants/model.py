@@ -140,9 +140,9 @@ def hidden_rows_in_rank_order(
 
 @mutant(forward._attend_halves, "halves-come-back-swapped", "A5")
 def next_before_prev(
-    right: Right, projected: Projected, views: Any, passage: Passage, rows: Batch, model: Model
+    right: Right, projected: Projected, views: Any, rows: Batch, model: Model
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs of next stand before those of prev, whose rows come first."""
-    out, chosen = right(projected, views, passage, rows, model)
+    out, chosen = right(projected, views, rows, model)
     prev = len(rows.halves[0].ranges)
     return out.roll(-prev, 0), chosen.roll(-prev, 0)

@@ -40,8 +40,8 @@ from sim.histories.settings import server_settings
 class Engine:
     """One rank: the tables, which are those of all ranks, and its storage. A method an operation.
 
-    An operation that is refused raises, and leaves the tables as they were. :class:`InvalidInput` for settings
-    that cannot work (X1).
+    An operation that is refused raises, and leaves the tables as they were. :class:`InvalidInput` for
+    settings that cannot work (X1).
     """
 
     def __init__(self, history: History, rank: int, group: dist.ProcessGroup) -> None:
