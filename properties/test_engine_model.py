@@ -1,4 +1,4 @@
-"""Laws A5, H1, T5 in a service: outputs do not show where rows have been, on a host, in a file, on their way."""
+"""Laws A5, H1, T5 in a service: outputs do not show where rows have been: host, file, transfer."""
 
 from __future__ import annotations
 

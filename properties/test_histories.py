@@ -92,6 +92,13 @@ REFUSED = {
         "page_size, 4",
         "8",
     ),
+    "pairs of nothing": (SMALLEST + "bigram: true\n", "bigram", "false without draft_layers", "True"),
+    "pairs on the host": (
+        SMALLEST + "bigram: true\ndraft_layers: 1\nhost_pages_per_lane: 3\n",
+        "bigram",
+        "false with a host cache",
+        "True",
+    ),
     "a backend of slices": (SMALLEST + "backend: nixl\n", "backend", "mooncake", "nixl"),
     "refused for nothing that is a setting": (
         SMALLEST + "refused_at_start: layers\n",

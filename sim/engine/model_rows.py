@@ -40,11 +40,9 @@ class ModelRows:
 
     def serve(self, passage: Passage, turns: Sequence[Turn], read: Read) -> Iterator[torch.Tensor]:
         """One forward of the model; the outputs of its new tokens."""
-        for layer in range(len(read.layers)):
-            read.before_layer(layer)
         ids = torch.cat([self._tokens(turn.ids[turn.extent.prefix : turn.extent.end]) for turn in turns])
         batch = batch_rows(passage, ids, self.model.device)
-        hidden = forward(read.group, self.model, batch, read.layers).hidden
+        hidden = forward(read.group, self.model, batch, read.layers, ready=read.before_layer).hidden
         yield hidden
         if passage.rank == 0:  # all ranks have the same, as their digests say
             read.findings.extend(self._compare(hidden, turns))

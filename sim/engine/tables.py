@@ -31,7 +31,7 @@ class Tables:
         self.grid = Grid(history.world_size, history.page_size)
         self.rotate = history.rotate
         self.lanes = Lanes(self.grid, history.pages_per_lane)
-        self.tree = RadixTree(history.page_size, history.hit_mode)
+        self.tree = RadixTree(history.page_size, history.hit_mode, bigram=history.bigram)
         self.requests: dict[str, Request] = {}
         self.seen: dict[str, Request] = {}  # also those that have left, which others may be like
         self.transfers = Transfers(history)

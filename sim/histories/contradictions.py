@@ -40,6 +40,10 @@ def _of_the_settings(history: History) -> Iterator[Contradiction]:
             yield key_of(error), error.expected, error.received
     if history.storage and not history.host_pages_per_lane:
         yield "storage", "false without host_pages_per_lane: files go by way of the host", history.storage
+    if history.bigram and not history.draft_layers:
+        yield "bigram", "false without draft_layers, whose rows it is about", history.bigram
+    if history.bigram and history.host_pages_per_lane:
+        yield "bigram", "false with a host cache, whose pages have plain keys", history.bigram
     if history.view is ViewPath.NONE and not history.model:
         yield "view", "full, current or partial without model", history.view.value
     if history.model and history.draft_layers:

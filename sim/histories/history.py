@@ -172,6 +172,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     load_anywhere: bool = False  # into other lanes, where that of the host copy has no page left (H4)
     storage: bool = False  # what the host cache gets also goes to files
     draft_layers: Annotated[int, msgspec.Meta(ge=0, le=8)] = 0  # of a draft model, behind those of the model
+    bigram: bool = False  # draft rows depend on the next token too, so the tree keys by pairs (L8)
     rotate: bool = False  # requests begin in turn on another rank, so that lanes fill evenly
     decode_page_size: AtLeast1 | None = None  # P of the decode server; that of prefill if not said
     decode_pages: AtLeast1 | None = None  # that the decode server has; as many as all lanes if not said
