@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties.catalogued import history_named
 from properties.host_servers import Server, findings, first_request, longest_hit, servers
 from properties.mutants import named_mutant
 from properties.proofs import proves
 from refmodel.storage.reuse import ViewPath
-from sim.cases.library import find_scenarios
 from sim.engine.landing import Landing
 from sim.gate.runs import run_scenario
 from sim.histories.history import After, History, Prefetch, Resend, Send, Spoil, Step, Submit
@@ -101,7 +101,10 @@ def test_outputs_do_not_show_which_lane_rows_were_loaded_into(history: History) 
 # -- faults ----------------------------------------------------------------------------------------------
 
 EXPOSED = {
-    "hostcache/model-loaded-back": ("one-token-a-page", "loaded-to-the-page-it-left", "host-04", "host-07"),
+    "hostcache/model-loaded-back": (
+        *("one-token-a-page", "loaded-to-the-page-it-left", "host-04", "host-07"),
+        *("index-read-unwaited", "prefetched-before-it-is-loaded"),
+    ),
     "hostcache/model-loaded-into-other-lanes": ("host-06",),
     "hostcache/model-from-storage-with-a-bad-file": ("one-token-a-page", "storage-asked-for-kv", "host-07"),
     "transfer/a-model-with-a-lost-message": ("read-by-position", "one-signal-suffices", "opened-pages-leak"),
@@ -114,14 +117,14 @@ EXPOSED = {
 
 @pytest.mark.parametrize(("name", "mutant"), [(n, mutant) for n, ids in EXPOSED.items() for mutant in ids])
 def test_outputs_and_rows_show_a_fault_on_the_way(name: str, mutant: str) -> None:
-    (history,) = find_scenarios(name)
+    history = history_named(name)
     with World.lockstep(history.world_size) as world, named_mutant(mutant).in_place():
         assert not run_scenario(history, world).held
 
 
 def test_a_wrong_row_on_decode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """One bit of one element, as decode holds it."""
-    (history,) = find_scenarios("transfer/a-model-with-a-lost-message")
+    history = history_named("transfer/a-model-with-a-lost-message")
     right = Landing.compare
 
     def spoiled(self: Landing, *args: object) -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties.catalogued import history_named
 from properties.mutants import named_mutant
 from properties.proofs import proves
 from refmodel.layout.split import Split
 from refmodel.storage.reuse import ViewPath
-from sim.cases.library import find_scenarios
 from sim.gate.histories import try_history
 from sim.gate.runs import run_scenario
 from sim.histories.history import After, History, Send, Step, Submit
@@ -111,7 +111,7 @@ def test_histories_show_wrong_keys(mutant: str) -> None:
     with named_mutant(mutant).in_place():
         outcomes = []
         for name in names:
-            (history,) = find_scenarios(name)
+            history = history_named(name)
             with World.lockstep(history.world_size) as world:
                 outcomes.append(run_scenario(history, world))
     assert not all(outcome.held for outcome in outcomes)
@@ -119,7 +119,7 @@ def test_histories_show_wrong_keys(mutant: str) -> None:
 
 def test_a_draft_row_with_another_next_token_is_named() -> None:
     """Keyed by tokens, c hits 64 tokens of a, and the draft row of the last was computed with a's next."""
-    (history,) = find_scenarios("incidents/radix-02-page-key-read-past-the-tokens")
+    history = history_named("incidents/radix-02-page-key-read-past-the-tokens")
     with named_mutant("draft-rows-keyed-by-tokens").in_place(), World.lockstep(2) as world:
         findings = run_scenario(history, world).findings
     of_the_draft = [finding for finding in findings if finding.law == "V1"]

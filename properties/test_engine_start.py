@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties.catalogued import history_named
 from properties.mutants import named_mutant
 from properties.proofs import proves
 from properties.strategies import grids
@@ -16,7 +17,7 @@ from refmodel.config import Backend
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Grid
 from refmodel.serving.host_layouts import FITTING, CopyEngine, HostLayout
-from sim.cases.library import catalogue, find_scenarios, parse_scenario
+from sim.cases.library import catalogue, parse_scenario
 from sim.engine.start import Refusal
 from sim.gate.histories import judge_start, try_history
 from sim.gate.runs import run_scenario
@@ -26,12 +27,6 @@ from sim.picture.ledger_of_steps import ledger_of_steps
 from sim.world import World
 
 REFUSED = [each for each in catalogue() if isinstance(each, History) and each.refused_at_start is not None]
-
-
-def named(name: str) -> History:
-    (history,) = find_scenarios(name)
-    assert isinstance(history, History)
-    return history
 
 
 @proves("X1", "H6", "T6")
@@ -91,7 +86,7 @@ def test_a_file_that_does_not_say_so_is_refused_before_anything_runs(history: Hi
     ],
 )
 def test_a_server_that_starts_all_the_same_is_found(mutant: str, name: str) -> None:
-    history = named(name)
+    history = history_named(name)
     with World.lockstep(history.world_size) as world, named_mutant(mutant).in_place():
         (finding,) = run_scenario(history, world).findings
     assert (finding.law, finding.what) == ("X1", "start of the server")
@@ -102,7 +97,7 @@ def test_a_server_that_starts_all_the_same_is_found(mutant: str, name: str) -> N
 
 
 def test_ranks_that_do_not_refuse_alike_are_found() -> None:
-    history = named("transfer/a-backend-of-slices")
+    history = history_named("transfer/a-backend-of-slices")
     refusal = Refusal("backend", "it slices")
     assert not list(judge_start(history, [refusal, refusal]))
     for other in (None, Refusal("split", "it is round"), replace(refusal, text="another")):
@@ -111,6 +106,6 @@ def test_ranks_that_do_not_refuse_alike_are_found() -> None:
 
 
 def test_show_says_why_it_does_not_start() -> None:
-    (line,) = ledger_of_steps(named("transfer/a-backend-of-slices"))
+    (line,) = ledger_of_steps(history_named("transfer/a-backend-of-slices"))
     assert (line.step, line.operation, line.refused) == (0, "start", True)
     assert line.outcome.startswith("setting backend with shared_kv on: expected mooncake, got nixl")
