@@ -27,6 +27,8 @@ from sim.world import World
 
 HISTORIES = tuple(scenario for scenario in catalogue() if isinstance(scenario, History))
 
+STARTED = tuple(history for history in HISTORIES if history.refused_at_start is None)
+
 SMALLEST = """\
 title: Five tokens
 why: The smallest history there is.
@@ -78,11 +80,31 @@ REFUSED = {
     "unknown layout": (SMALLEST + "host_layout: best\n", "host_layout", "layer_first, page_first", "best"),
     "round-robin": (SMALLEST + "split: round_robin\n", "split", "token_balanced", "round_robin"),
     "no view": (SMALLEST + "view: none\n", "view", "without model", "none"),
-    "host cache of a model": (
-        SMALLEST + "model: true\nhost_pages_per_lane: 4\n",
-        "host_pages_per_lane",
+    "draft layers of a model": (
+        SMALLEST + "model: true\ndraft_layers: 1\n",
+        "draft_layers",
         "0 with model",
-        "4",
+        "1",
+    ),
+    "pages of another size on decode": (
+        SMALLEST + "decode_page_size: 8\n",
+        "decode_page_size",
+        "page_size, 4",
+        "8",
+    ),
+    "pairs of nothing": (SMALLEST + "bigram: true\n", "bigram", "false without draft_layers", "True"),
+    "pairs on the host": (
+        SMALLEST + "bigram: true\ndraft_layers: 1\nhost_pages_per_lane: 3\n",
+        "bigram",
+        "false with a host cache",
+        "True",
+    ),
+    "a backend of slices": (SMALLEST + "backend: nixl\n", "backend", "mooncake", "nixl"),
+    "refused for nothing that is a setting": (
+        SMALLEST + "refused_at_start: layers\n",
+        "refused_at_start",
+        "one of",
+        "layers",
     ),
     "chunk below a page": (SMALLEST + "chunk: 3\n", "chunk", ">= 4", "3"),
     "layout that the engine cannot read": (
@@ -313,7 +335,7 @@ def test_histories_are_listed() -> None:
 # -- show --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("history", HISTORIES, ids=lambda history: history.file.removesuffix(".yaml"))
+@pytest.mark.parametrize("history", STARTED, ids=lambda history: history.file.removesuffix(".yaml"))
 def test_every_history_can_be_shown_and_its_pages_add_up(history: History) -> None:
     lines = ledger_of_steps(history)
     assert [line.step for line in lines] == [*range(1, len(history.history) + 1)]

@@ -38,7 +38,6 @@ def test_every_mutant_says_what_is_wrong_and_where(mutant: Mutant) -> None:
 NOT_IN_A_RUN = {
     "attn-04",  # rounding each partial output costs less than the budget of bf16, also on 64 ranks
     "topk-04",  # what is built though unused is read by nobody
-    "radix-02",  # no server of the engine has a bigram tree
 }
 
 

@@ -59,6 +59,8 @@ class Dense:
 
     hidden: tuple[Array, ...]  # after each layer, [rows, hidden]
     index_logits: tuple[Array, ...]  # of each layer, [rows, tokens]; −inf for keys a row may not see
+    kv: tuple[Array, ...]  # of each layer, [tokens, latent + rope]: what a cache holds of the tokens
+    index_keys: tuple[Array, ...]  # of each layer, [tokens, index_dim]
     logits: Array  # of the head, [rows asked for, vocab]
 
 
@@ -85,7 +87,7 @@ def dense_model(
         raise ValueError(f"ids from {tokens.min()} to {tokens.max()} of {len(weights['embedding'])}")
     hidden = weights["embedding"][tokens].astype(np.float64)
     every = np.arange(len(tokens))
-    all_hidden, all_index_logits = [], []
+    all_hidden, all_index_logits, all_kv, all_index_keys = [], [], [], []
     for i in range(layers):
         asked = every if rows is None or i < layers - 1 else np.asarray(rows, np.int64)
         layer = _Layer(weights, f"layers.{i}.", sizes, hidden, asked)
@@ -94,8 +96,15 @@ def dense_model(
         hidden = hidden[asked] + layer.attend(_visible(choice, asked, len(tokens)))
         all_hidden.append(hidden)
         all_index_logits.append(index_logits)
-    logits = _rms_norm(hidden, weights["norm"], sizes.eps) @ weights["head"].T
-    return Dense(tuple(all_hidden), tuple(all_index_logits), logits)
+        all_kv.append(layer.kv)
+        all_index_keys.append(layer.index_keys)
+    return Dense(
+        hidden=tuple(all_hidden),
+        index_logits=tuple(all_index_logits),
+        kv=tuple(all_kv),
+        index_keys=tuple(all_index_keys),
+        logits=_rms_norm(hidden, weights["norm"], sizes.eps) @ weights["head"].T,
+    )
 
 
 class _Layer:
@@ -107,6 +116,14 @@ class _Layer:
         self.weights, self.prefix, self.sizes, self.asked = weights, prefix, sizes, asked
         self.x = _rms_norm(hidden, self["norm"], sizes.eps)  # [tokens, hidden]
         self.query = _rms_norm(self.x[asked] @ self["q_down"].T, self["q_norm"], sizes.eps)  # [rows, q_rank]
+        compressed, places = self.x @ self["kv_down"].T, np.arange(len(hidden))
+        latent = _rms_norm(compressed[:, : sizes.latent], self["kv_norm"], sizes.eps)
+        k_rope = _rotated(compressed[:, sizes.latent :], places, sizes.rope, sizes.rope_theta)
+        self.kv = np.concatenate([latent, k_rope], 1)  # [tokens, latent + rope]
+        keys = (
+            _layer_norm(self.x @ self["index_k"].T, sizes.eps) * self["index_k_norm"] + self["index_k_bias"]
+        )
+        self.index_keys = _rotated(keys, places, sizes.index_rope, sizes.rope_theta)  # [tokens, index_dim]
 
     def __getitem__(self, name: str) -> Floats:
         return self.weights[self.prefix + name]
@@ -114,15 +131,13 @@ class _Layer:
     def index_logits(self) -> Array:
         """[rows, tokens]: Σ over heads of w · relu(q · k), −inf for keys behind the row."""
         s = self.sizes
-        keys = _layer_norm(self.x @ self["index_k"].T, s.eps) * self["index_k_norm"] + self["index_k_bias"]
-        keys = _rotated(keys, np.arange(len(keys)), s.index_rope, s.rope_theta)
         head_weights = self.x[self.asked] @ self["index_weights"].T
-        logits = np.zeros((len(self.asked), len(keys)))
+        logits = np.zeros((len(self.asked), len(self.x)))
         for head in range(s.index_heads):
             q = _rotated(self.query @ self["index_q"][head].T, self.asked, s.index_rope, s.rope_theta)
-            logits += head_weights[:, head, None] * np.maximum(q @ keys.T, 0)
+            logits += head_weights[:, head, None] * np.maximum(q @ self.index_keys.T, 0)
         logits /= math.sqrt(s.index_heads) * math.sqrt(s.index_dim)
-        logits[np.arange(len(keys)) > self.asked[:, None]] = -np.inf
+        logits[np.arange(len(self.x)) > self.asked[:, None]] = -np.inf
         return logits
 
     def attend(self, visible: Bools) -> Array:
@@ -131,9 +146,7 @@ class _Layer:
         A head at a time: no more than a few [rows, tokens] at once, and one head's part of the weights.
         """
         s = self.sizes
-        compressed = self.x @ self["kv_down"].T
-        latent = _rms_norm(compressed[:, : s.latent], self["kv_norm"], s.eps)
-        k_rope = _rotated(compressed[:, s.latent :], np.arange(len(latent)), s.rope, s.rope_theta)
+        latent, k_rope = self.kv[:, : s.latent], self.kv[:, s.latent :]
         added = np.zeros((len(self.asked), self.x.shape[1]))
         for head in range(s.heads):
             q = self.query @ self["q_up"][head].T

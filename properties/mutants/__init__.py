@@ -10,6 +10,7 @@ from properties.mutants import (
     admission,
     attention,
     collectives,
+    decode,
     draft,
     formats,
     host,
@@ -28,7 +29,7 @@ from refmodel.errors import InvalidInput
 
 _MODULES = (
     *(split, plan, ownership, view, reuse, collectives, formats, attention, model, draft),
-    *(lanes, radix, host, transfer, admission),
+    *(lanes, radix, host, transfer, decode, admission),
 )
 
 MUTANTS: tuple[Mutant, ...] = tuple(

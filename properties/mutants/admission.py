@@ -89,7 +89,7 @@ def any_role(self: ServingConfig) -> None:
     """Decode servers are let in with shared KV."""
 
 
-@mutant(ServingConfig._check_decode_page_size, "page-sizes-differ", "X1")
+@mutant(ServingConfig._check_decode_page_size, "pd-06", "X1", source="reported in sglang#14439")
 def any_decode_page_size(self: ServingConfig) -> None:
     """Prefill and decode start with different page sizes."""
 

@@ -123,11 +123,16 @@ def padding_looked_up_as_zero(table: torch.Tensor, ids: torch.Tensor) -> torch.T
 
 @mutant(Traffic.__init__, "one-index-cache-for-all-layers", "A5", "V1")
 def index_of_the_first_layer(
-    right: Right, self: Traffic, passage: Passage, layers: tuple[Shards, ...], group: dist.ProcessGroup
+    right: Right,
+    self: Traffic,
+    passage: Passage,
+    layers: tuple[Shards, ...],
+    group: dist.ProcessGroup,
+    **options: Any,
 ) -> None:
     """All layers keep their index keys in the cache of the first: history is that of the last layer."""
     shared = tuple({**shards, Cache.INDEX: layers[0][Cache.INDEX]} for shards in layers)
-    right(self, passage, shared, group)
+    right(self, passage, shared, group, **options)
 
 
 @mutant(forward._gathered, "hidden-in-rank-order", "A5")
@@ -140,9 +145,9 @@ def hidden_rows_in_rank_order(
 
 @mutant(forward._attend_halves, "halves-come-back-swapped", "A5")
 def next_before_prev(
-    right: Right, projected: Projected, views: Any, passage: Passage, rows: Batch, model: Model
+    right: Right, projected: Projected, views: Any, rows: Batch, model: Model
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs of next stand before those of prev, whose rows come first."""
-    out, chosen = right(projected, views, passage, rows, model)
+    out, chosen = right(projected, views, rows, model)
     prev = len(rows.halves[0].ranges)
     return out.roll(-prev, 0), chosen.roll(-prev, 0)

@@ -11,7 +11,7 @@ from refmodel.layout.placement import page_lanes
 from refmodel.layout.plan import Plan
 from refmodel.serving import radix_victims, request_pages
 from refmodel.serving.page_keys import PageKey, PageKeys
-from refmodel.serving.radix import Hit, RadixTree
+from refmodel.serving.radix import Hit, HitMode, RadixTree
 from refmodel.serving.radix_node import Node, Spot
 from refmodel.serving.request_pages import ChunkEnd
 
@@ -91,6 +91,14 @@ def last_pair_compared_by_half(
     """The key of a bigram page is its P tokens: pages that differ in the end of the last pair agree."""
     whole, short = right(self, tokens)
     return tuple((*key[: self.page_size], *[-1] * self.overlap) for key in whole), short
+
+
+@mutant(RadixTree.__init__, "draft-rows-keyed-by-tokens", "L8")
+def keyed_by_tokens(
+    right: Right, self: RadixTree, page_size: int, mode: HitMode, *, bigram: bool = False
+) -> None:
+    """The tree of a server with a draft model keys by tokens: the last row hit has another next one."""
+    right(self, page_size, mode)
 
 
 @mutant(radix_victims.evictable, "locked-evicted", "L6")

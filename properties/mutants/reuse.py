@@ -14,7 +14,7 @@ from refmodel.layout.plan import Plan
 from refmodel.storage import passage, reuse
 from refmodel.storage.identity import Cache
 from refmodel.storage.reuse import Reading, ReadVerdict, ViewPath
-from refmodel.storage.traffic import Rows, Traffic
+from refmodel.storage.traffic import Rows, Traffic, nothing_loads
 from refmodel.storage.view import CompactTable, ViewIndex, ViewLayout, view_index, view_layout
 
 Views = dict[Cache, torch.Tensor]
@@ -109,6 +109,14 @@ def the_layer_before_prefetched(right: Right, self: Traffic, layer: int) -> None
     right(behind, layer)
     self._under_way |= behind._under_way
     return None
+
+
+@mutant(Traffic._begin, "prefetched-before-it-is-loaded", "H4", "V5")
+def next_layer_not_waited_for(right: Right, self: Traffic, layer: int) -> None:
+    """Prefetch gathers the history of the next layer, which is still on its way from the host."""
+    ready, self.ready = self.ready, nothing_loads
+    right(self, layer)
+    self.ready = ready
 
 
 @mutant(Traffic.views, "prefetch-before-current-rows", "V5")

@@ -61,7 +61,7 @@ def sent_before_the_forward_is_finished(
     return right(self, pages, end, is_last=is_last, written=written if is_last else end)
 
 
-@mutant(Receiver.__init__, "pd-06", "X1", source="reported in sglang#14439")
+@mutant(Receiver.__init__, "pages-of-any-size", "X1")
 def any_page_size(right: Right, self: Receiver, registration: Registration, prefill: Grid) -> None:
     """Decode takes pages of any size for pages of its own."""
     right(self, registration, Grid(prefill.world_size, registration.page_size))

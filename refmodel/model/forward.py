@@ -7,7 +7,7 @@ done before (:mod:`refmodel.storage.passage`, :mod:`refmodel.model.batch`), so n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -23,7 +23,7 @@ from refmodel.model.sharded import attend_to_shards
 from refmodel.storage.identity import Cache
 from refmodel.storage.passage import Passage
 from refmodel.storage.reuse import ViewPath
-from refmodel.storage.traffic import Shards, Traffic
+from refmodel.storage.traffic import Shards, Traffic, nothing_loads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,14 +43,22 @@ class Output:
     layers: tuple[LayerTrace, ...]
 
 
-def forward(group: dist.ProcessGroup, model: Model, batch: Batch, shards: Sequence[Shards]) -> Output:
+def forward(
+    group: dist.ProcessGroup,
+    model: Model,
+    batch: Batch,
+    shards: Sequence[Shards],
+    *,
+    ready: Callable[[int], None] = nothing_loads,
+) -> Output:
     """Run all layers; ``shards`` are those of each layer. Rows are computed where the weights are.
 
+    ``ready`` is called with a layer before anything of it is read: it returns when the layer is loaded (H4).
     :class:`InvalidInput`, before anything is written, for a batch of another rank or world, and unless there
     are shards for each layer.
     """
     _check(group, model, batch, shards)
-    traffic = Traffic(batch.passage, tuple(shards), group)
+    traffic = Traffic(batch.passage, tuple(shards), group, ready=ready)
     hidden = embed(batch.ids, model.weights)
     traces = []
     for index, layer in enumerate(model.weights.layers):

@@ -6,7 +6,7 @@ full view), ``kv.history`` (those of history), ``kv.current`` (current rows that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -24,19 +24,32 @@ Rows = Mapping[Cache, torch.Tensor]
 Shards = Mapping[Cache, Shard]
 
 
+def nothing_loads(layer: int) -> None:
+    """All layers are there."""
+
+
 class Traffic:
     """One forward's exchanges on one rank; ``layers`` gives the shards of each layer, in order.
 
+    ``ready`` is called with a layer before anything of it is read: it returns when the layer is loaded (H4).
     In partial reuse a layer first gathers its history, then its current rows. With prefetch the history of
     the next layer is under way before this one's views are handed out: the same order of calls (V5).
     """
 
-    def __init__(self, passage: Passage, layers: tuple[Shards, ...], group: dist.ProcessGroup) -> None:
-        self.passage, self.layers, self.group = passage, layers, group
+    def __init__(
+        self,
+        passage: Passage,
+        layers: tuple[Shards, ...],
+        group: dist.ProcessGroup,
+        *,
+        ready: Callable[[int], None] = nothing_loads,
+    ) -> None:
+        self.passage, self.layers, self.group, self.ready = passage, layers, group, ready
         self._under_way: dict[int, dict[Cache, PendingRows]] = {}
 
     def views(self, layer: int, rows: Rows) -> dict[Cache, torch.Tensor]:
         """Write this rank's packed rows [row_counts[rank], bytes a token] of each cache; the views of all."""
+        self.ready(layer)
         if self.passage.read.path is ViewPath.FULL:
             return {
                 cache: self._full(shard, cache, rows[cache]) for cache, shard in self.layers[layer].items()
@@ -82,6 +95,7 @@ class Traffic:
         pages = self.passage.pages
         if pages is None:
             return
+        self.ready(layer)
         self._under_way[layer] = {
             cache: start_gather(
                 contribute(shard, pages),

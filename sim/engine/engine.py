@@ -13,14 +13,14 @@ import torch.distributed as dist
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Extent
 from refmodel.layout.plan import plan_batch
-from refmodel.serving.admission import Caps, admit, chunk_end
+from refmodel.serving.admission import admit, chunk_end
 from sim.engine.host_tables import HostTables
 from sim.engine.hosting import Hosting
 from sim.engine.landing import Landing
 from sim.engine.request import Phase, Request
-from sim.engine.sending import Parcel
 from sim.engine.storage import Storage
 from sim.engine.tables import Tables
+from sim.engine.transfer import Parcel
 from sim.engine.truth import prefix_hashes, sampled_id
 from sim.engine.turn import Turn
 from sim.histories.history import (
@@ -34,23 +34,25 @@ from sim.histories.history import (
     Spoil,
     Submit,
 )
+from sim.histories.settings import server_settings
 
 
 class Engine:
     """One rank: the tables, which are those of all ranks, and its storage. A method an operation.
 
-    An operation that is refused raises, and leaves the tables as they were.
+    An operation that is refused raises, and leaves the tables as they were. :class:`InvalidInput` for
+    settings that cannot work (X1).
     """
 
     def __init__(self, history: History, rank: int, group: dist.ProcessGroup) -> None:
         self.history = history
-        self.caps = Caps(history.max_requests, history.max_tokens)
+        self.settings = server_settings(history)
         self.tables = Tables(history)
         self.storage = Storage(history, rank, group)
         self.landing = Landing(history, self.storage)
         self.hosting: Hosting | None = None
         if self.tables.host is not None:
-            self.tables.host.bytes = self.hosting = Hosting(history, self.storage)
+            self.tables.host.bytes = self.hosting = Hosting(history, self.settings, self.storage)
             self.storage.before_layer = self.tables.host.loads.wait_for_layer
 
     def submit(self, wanted: Submit) -> None:
@@ -62,8 +64,9 @@ class Engine:
         requests = self.tables.in_phase(names, Phase.PREFILL)
         turns = [self._chunk(name, request) for name, request in zip(names, requests, strict=True)]
         tokens = [turn.extent.tokens for turn in turns]
-        P = self.history.page_size
-        self._run(turns[: admit(tokens, self.caps, P, batch_flag=self.history.batch, shared_kv=True)])
+        its = self.settings
+        count = admit(tokens, its.caps, its.page_size, batch_flag=its.batch_flag, shared_kv=its.shared_kv)
+        self._run(turns[:count])
 
     def _chunk(self, name: str, request: Request) -> Turn:
         end = len(request.ids)
@@ -73,12 +76,20 @@ class Engine:
         return Turn(name, request, request.ids, request.hashes, extent)
 
     def decode(self, names: Sequence[str]) -> None:
-        """One sampled token more for each of these requests."""
+        """One sampled token more for each of these requests: on decode, for those that it has whole (T5)."""
+        requests = dict(zip(names, self.tables.in_phase(names, Phase.READY), strict=True))
+        decode = self.tables.transfers.decode
+        there = [name for name in names if decode.has(name)]
+        decode.require_room(there)
         turns = []
-        for name, request in zip(names, self.tables.in_phase(names, Phase.READY), strict=True):
+        for name in (name for name in names if name not in there):
+            request = requests[name]
             ids = sampled_id(request.ids, request.hashes)
             turns.append(Turn(name, request, ids, prefix_hashes(ids), Extent(request.valid, 1)))
-        self._run(turns)
+        if turns:
+            self._run(turns)
+        for name in there:
+            self.landing.decode(name, self.tables.extend_there(name))
 
     def _run(self, turns: Sequence[Turn]) -> None:
         """One forward: allocate, copy shared tails, write and read; then whole pages go to the tree."""
@@ -98,10 +109,11 @@ class Engine:
 
     def finish(self, name: str) -> None:
         """A request leaves; what it computed stays in the tree."""
-        arrived = self.tables.transfers.arrived(name)
+        decode = self.tables.transfers.decode
+        decoding = decode.of(name) if decode.has(name) else None
         self.tables.finish(name)
-        if arrived is not None:  # nobody wrote over it in the meantime
-            self.landing.compare(name, self.tables.seen[name], arrived)
+        if decoding is not None:  # nobody wrote over it in the meantime
+            self.landing.compare(name, decoding)
 
     def abort(self, name: str) -> None:
         """A request leaves; what is its own is freed."""
@@ -125,8 +137,8 @@ class Engine:
 
     def resend(self, wanted: Resend) -> None:
         """What was lost of some ranks goes to decode again."""
-        self.tables.known(wanted.request)
-        self._land(wanted, self.tables.transfers.resend(wanted.request, wanted.ranks))
+        request = self.tables.known(wanted.request)
+        self._land(wanted, self.tables.transfers.resend(wanted, request))
 
     def _land(self, wanted: Send | Resend, parcels: Sequence[Parcel]) -> None:
         name, transfers = wanted.request, self.tables.transfers
@@ -134,9 +146,8 @@ class Engine:
             self.tables.host.loads.settle(self.tables.known(name).pages)
         self.landing.land(parcels)
         self.storage.findings += transfers.of(name).compare_missing(name, wanted.missing)
-        arrived = transfers.arrived(name)
-        if arrived is not None:
-            self.landing.compare(name, self.tables.known(name), arrived)
+        if transfers.decode.has(name):
+            self.landing.compare(name, transfers.decode.of(name))
 
     def cancel(self, name: str) -> None:
         """The transfer of a request ends on both sides, without success."""

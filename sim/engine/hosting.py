@@ -12,6 +12,7 @@ from itertools import product
 import torch
 
 from refmodel.collectives import gather_buffers
+from refmodel.config import ServingConfig
 from refmodel.layout.rows import buffer_places
 from refmodel.serving.host_layouts import HostPool, empty_host_pool
 from refmodel.serving.host_moves import Fill, Landing, backed_up_by
@@ -29,15 +30,15 @@ CACHE_OF = {"kv": Cache.KV, "index": Cache.INDEX, "draft_kv": Cache.KV, "draft_i
 class Hosting:
     """The pools of one rank, one a cache, beside its shards; with storage, its files too."""
 
-    def __init__(self, history: History, storage: Storage) -> None:
+    def __init__(self, history: History, settings: ServingConfig, storage: Storage) -> None:
         self.storage = storage
         self.rank, self.grid = storage.rank, storage.grid
         self.first_draft_layer = history.layers
         self.layers = cache_layers(history)
         self.pools: dict[str, HostPool] = {
             cache: empty_host_pool(
-                history.host_layout,
-                history.copy_engine,
+                settings.host_layout,
+                settings.copy_engine,
                 CACHE_OF[cache],
                 storage.layers[0][CACHE_OF[cache]].format,
                 page_size=history.page_size,

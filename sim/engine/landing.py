@@ -1,4 +1,4 @@
-"""The bytes of a transfer: from the shards of all ranks to decode's cache (laws T2, T4, T5).
+"""The bytes of decode: they come from the shards of all ranks, then decode goes on alone (laws T2, T4, T5).
 
 Every rank plays decode beside itself, with a cache of its own: so each knows what decode would read.
 """
@@ -6,29 +6,25 @@ Every rank plays decode beside itself, with a cache of its own: so each knows wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import torch
 
 from refmodel.collectives import gather_buffers
-from refmodel.errors import Finding, Where
 from refmodel.layout.ownership import PageTable
 from refmodel.layout.rows import buffer_places
 from refmodel.serving.transfer import put_pages, take_pages
-from refmodel.storage.formats import TAG
 from refmodel.storage.identity import Cache
 from refmodel.storage.shard import Shard, empty_shard
-from sim.engine.request import Request
-from sim.engine.sending import Arrived, Parcel, decode_grid, decode_pages
+from sim.engine.decode_server import Decoding, decode_grid, decode_pages
+from sim.engine.held import Held
 from sim.engine.storage import Storage
-from sim.engine.tag_rows import CACHES
-from sim.engine.truth import tags
+from sim.engine.transfer import Parcel
 from sim.histories.history import History
 
 
 class Landing:
-    """Decode's cache, of both caches in every layer. :meth:`land` alone writes it."""
+    """Decode's cache, of both caches in every layer. :meth:`land` and :meth:`decode` write it."""
 
     def __init__(self, history: History, storage: Storage) -> None:
         self.storage = storage
@@ -38,9 +34,12 @@ class Landing:
     @cached_property
     def layers(self) -> tuple[dict[Cache, Shard], ...]:
         """Made with the first pages that arrive: most histories send nothing."""
-        device = self.storage.device
+        device, formats = self.storage.device, self.storage.rows.formats
         return tuple(
-            {cache: empty_shard(self.grid, 0, TAG, self.local_pages, device=device) for cache in CACHES}
+            {
+                cache: empty_shard(self.grid, 0, row_format, self.local_pages, device=device)
+                for cache, row_format in formats.items()
+            }
             for _ in self.storage.layers
         )
 
@@ -65,37 +64,25 @@ class Landing:
                 buffers = gather_buffers(taken, counts, group=self.storage.group, site=site)
                 put_pages(landing[cache], to, buffers[places])
 
-    def compare(self, name: str, request: Request, arrived: Arrived) -> None:
+    def decode(self, name: str, decoding: Decoding) -> None:
+        """Compute the last token of a request on decode's own rows, and compare (T5)."""
+        held = self._held(name, decoding)
+        self.storage.findings += self.storage.rows.append(held)
+        self._compare(held)
+
+    def compare(self, name: str, decoding: Decoding) -> None:
         """What decode reads of a request, beside the truth (T5)."""
-        table = PageTable(torch.tensor(arrived.pages), self.grid, name)
-        slots = table.slots(torch.arange(arrived.tokens)).to(self.storage.device)
+        self._compare(self._held(name, decoding))
+
+    def _compare(self, held: Held) -> None:
         for layer, shards in enumerate(self.layers):
-            for cache, shard in shards.items():
-                packed = shard.rows[slots].cpu()
+            for cache in shards:
+                packed = held.packed(layer, cache)
                 self.storage.digest.update(packed.numpy().tobytes())
                 self.storage.rows_checked += len(packed)
-                truth = tags(request.hashes[: arrived.tokens], layer, cache)
-                where = Where(rank=self.storage.rank, request=name, layer=layer, cache=cache.name)
-                self.storage.findings += _wrong(TAG.unpack(packed)[:, 0], truth, where)
+        self.storage.findings += self.storage.rows.compare(held)
 
-
-def _wrong(rows: torch.Tensor, truth: torch.Tensor, where: Where) -> list[Finding]:
-    """The first row that decode has wrong, by name."""
-    wrong = (rows != truth).nonzero().flatten().tolist()
-    if not wrong:
-        return []
-    position = wrong[0]
-    known = (truth == rows[position]).nonzero().flatten().tolist()
-    if known:
-        received = f"its token {known[0]}"
-    else:
-        received = "a row of another request" if rows[position] >= 0 else "poison: nobody wrote this slot"
-    return [
-        Finding(
-            "T5",
-            f"{len(wrong)} of {len(truth)} rows on decode, first",
-            f"token {position} of request {where.request}",
-            received,
-            replace(where, position=position),
-        )
-    ]
+    def _held(self, name: str, decoding: Decoding) -> Held:
+        table = PageTable(torch.tensor(decoding.pages), self.grid, name)
+        slots = table.slots(torch.arange(len(decoding.ids))).to(self.storage.device)
+        return Held(name, decoding.ids, slots, self.layers, self.storage.rank)

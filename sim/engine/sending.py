@@ -1,173 +1,23 @@
 """Transfers to decode, as every rank knows them: who sends what, what came, what is under way (laws T1–T5).
 
-Each rank has the senders of all ranks and decode's receivers, so all ranks know which message brings what and
-which was lost. Bytes are in :mod:`sim.engine.landing`.
-
 While a transfer is under way its request keeps its pages: it may compute its next chunk, but neither decode,
 nor finish, nor abort. A message that was lost is read again from the pages it names, so they must stay what
-they were. ``cancel`` ends a transfer without success.
+they were. ``cancel`` ends a transfer without success. Bytes are in :mod:`sim.engine.landing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from refmodel.errors import Finding, InvalidInput, Where
-from refmodel.layout.geometry import Grid, check_in_range, num_pages
-from refmodel.layout.ownership import logical_page
-from refmodel.serving.lanes import Lanes
-from refmodel.serving.receiver import Missing, Receiver, Registration
-from refmodel.serving.transfer import Message, Phase, Sender
+from refmodel.layout.geometry import Grid
+from sim.engine.decode_server import DecodeServer
 from sim.engine.request import Request
-from sim.histories.history import Gap, History, Send
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A message that decode accepted, and decode's page for each of its pairs."""
-
-    message: Message
-    pages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A request that decode has whole."""
-
-    pages: tuple[int, ...]  # decode's, by page position
-    tokens: int
-
-
-Key = tuple[int, int]  # chunk and rank of a message
-
-
-class Transfer:
-    """Both sides of the transfer of one request. :class:`Transfers` changes a copy of it, then keeps that."""
-
-    def __init__(self, request: Request, grid: Grid, registration: Registration) -> None:
-        self.grid = grid
-        self.registration = registration
-        self.senders = [Sender(request.number, rank, grid) for rank in range(grid.world_size)]
-        self.receiver = Receiver(registration, grid)
-        self.cancelled = False
-        self.chunks = 0
-        self.lost: dict[Key, Message] = {}
-        self.late: dict[Key, Message] = {}  # they come behind the messages of the next chunk
-
-    @property
-    def under_way(self) -> bool:
-        """Whether decode waits for something."""
-        return not self.cancelled and not self.receiver.done()
-
-    # -- what happens ------------------------------------------------------------------------------------
-
-    def send(self, request: Request, wanted: Send) -> list[Parcel]:
-        """A message of each rank, with pages or without (T1–T3); what of them reaches decode."""
-        end = request.valid if wanted.tokens is None else wanted.tokens
-        is_last = end == len(request.ids)
-        _check_fates(wanted, self.grid.world_size, is_last)
-        messages = [
-            sender.send(request.pages, end, is_last=is_last, written=request.valid) for sender in self.senders
-        ]
-        self.chunks += 1
-        came = [
-            message
-            for message in messages
-            if message.rank not in (*wanted.lose, *wanted.late)
-            for _ in range(2 if message.rank in wanted.repeat else 1)
-        ]
-        came.extend(self.late.values())
-        self.lost |= {_key(message): message for message in messages if message.rank in wanted.lose}
-        self.late = {_key(message): message for message in messages if message.rank in wanted.late}
-        return self._give(came)
-
-    def resend(self, ranks: Sequence[int]) -> list[Parcel]:
-        """What was lost of these ranks arrives after all."""
-        again = [message for message in self.lost.values() if message.rank in ranks]
-        for rank in ranks:
-            if all(message.rank != rank for message in again):
-                raise InvalidInput(
-                    "message to send again",
-                    expected="a rank of which one was lost",
-                    received=f"rank {rank}",
-                    where=Where(rank=rank),
-                )
-        parcels = self._give(again)
-        self.lost = {key: message for key, message in self.lost.items() if message.rank not in ranks}
-        return parcels
-
-    def _give(self, messages: Sequence[Message]) -> list[Parcel]:
-        given: set[Key] = set()
-        parcels = []
-        for message in messages:
-            repeated = _key(message) in given
-            given.add(_key(message))
-            if repeated and self.receiver.done():
-                continue  # decode has closed the transfer: it would refuse the repeat
-            if pages := self.receiver.accept(message):
-                parcels.append(Parcel(message, pages))
-        return parcels
-
-    def cancel(self) -> None:
-        """The end, without success: both sides abort."""
-        self.receiver.abort()
-        for sender in self.senders:
-            if sender.phase is Phase.OPEN:
-                sender.abort()
-        self.cancelled = True
-
-    # -- what must hold ----------------------------------------------------------------------------------
-
-    def check(self, name: str, request: Request) -> Iterator[Finding]:
-        """Where T3 and T5 do not hold: success, what is missing, pages that are on their way."""
-        broken = [*(each for sender in self.senders for each in sender.check()), *self.receiver.check()]
-        yield from (replace(each, where=replace(each.where, request=name)) for each in broken)
-        if self.cancelled:
-            return
-        waiting = self.lost | self.late
-        complete = self.senders[0].phase is Phase.FINISHED and not waiting
-        if self.receiver.done() != complete:
-            yield Finding("T3", "success", str(complete), str(not complete), Where(request=name))
-        yield from self._check_missing(name, waiting)
-        for message in waiting.values():
-            for local, position in message.pairs:
-                page = logical_page(local, message.rank, self.grid.world_size)
-                if request.pages[position] != page:
-                    where = Where(rank=message.rank, request=name, position=position)
-                    yield Finding("T5", "page on its way", str(page), str(request.pages[position]), where)
-
-    def _check_missing(self, name: str, waiting: Mapping[Key, Message]) -> Iterator[Finding]:
-        """Decode names each message that was lost, up to the chunk behind the last it has heard of."""
-        ranks = range(self.grid.world_size)
-        heard = [c for c in range(self.chunks) if any((c, rank) not in waiting for rank in ranks)]
-        named = {(gap.chunk, gap.rank): gap.positions for gap in self.receiver.missing()}
-        for key, message in waiting.items():
-            lost = tuple(pair.position for pair in message.pairs)
-            if message.chunk <= max(heard, default=-1) + 1 and not set(lost) <= set(named.get(key, ())):
-                yield Finding(
-                    "T3",
-                    f"positions missing of chunk {message.chunk}",
-                    f"at least {list(lost)}",
-                    str(list(named.get(key, ()))),
-                    Where(rank=message.rank, request=name),
-                )
-
-    def compare_missing(self, name: str, expected: Sequence[Gap] | None) -> list[Finding]:
-        """What decode says is missing, beside what was worked out by hand (T3)."""
-        received = self.receiver.missing()
-        named = [Missing(gap.rank, gap.chunk, tuple(gap.positions)) for gap in expected or ()]
-        if expected is None or list(received) == named:
-            return []
-        return [Finding("T3", "messages missing", _gaps(named), _gaps(received), Where(request=name))]
-
-    def fingerprint(self) -> tuple[object, ...]:
-        """All state, as integers."""
-        senders = tuple(sender.fingerprint() for sender in self.senders)
-        fate = tuple(self.lost), tuple(self.late), int(self.cancelled), self.chunks
-        return senders, self.receiver.fingerprint(), fate
+from sim.engine.transfer import Parcel, Transfer, in_words
+from sim.histories.history import History, Resend, Send
 
 
 class Transfers:
@@ -179,47 +29,47 @@ class Transfers:
 
     def __init__(self, history: History) -> None:
         self.grid = Grid(history.world_size, history.page_size)
-        self.decode = Lanes(decode_grid(history), decode_pages(history))
+        self.decode = DecodeServer(history)
         self._transfers: dict[str, Transfer] = {}
 
     def send(self, wanted: Send, request: Request) -> list[Parcel]:
         """The next chunk of a request; with the first, decode makes pages ready for all its tokens (T4)."""
-        name = wanted.request
-        decode, transfer = deepcopy((self.decode, self._transfers.get(name)))
-        with _named(name):
+        decode, transfer = deepcopy((self.decode, self._transfers.get(wanted.request)))
+        with _named(wanted.request):
             if transfer is None:
-                transfer = Transfer(request, self.grid, self._register(decode, request))
+                transfer = Transfer(request, self.grid, decode.register(request))
             parcels = transfer.send(request, wanted)
-        self.decode, self._transfers[name] = decode, transfer
+        self.decode = decode
+        self._keep(wanted.request, request, transfer)
         return parcels
 
-    def _register(self, decode: Lanes, request: Request) -> Registration:
-        P, tokens = decode.grid.page_size, len(request.ids)
-        needed = num_pages(tokens, P)
-        if needed > decode.free_pages(0):
-            raise InvalidInput("pages of decode", expected=f"{needed} free", received=decode.free_pages(0))
-        return Registration(request.number, tokens, decode.take([0] * needed), P)
+    def resend(self, wanted: Resend, request: Request) -> list[Parcel]:
+        """What was lost of some ranks arrives after all."""
+        transfer = deepcopy(self.of(wanted.request))
+        with _named(wanted.request):
+            parcels = transfer.resend(wanted.ranks)
+        self._keep(wanted.request, request, transfer)
+        return parcels
 
-    def resend(self, name: str, ranks: Sequence[int]) -> list[Parcel]:
-        """What was lost of these ranks arrives after all."""
-        transfer = deepcopy(self.of(name))
-        with _named(name):
-            parcels = transfer.resend(ranks)
+    def _keep(self, name: str, request: Request, transfer: Transfer) -> None:
+        """What a transfer is now; when all has come, decode begins."""
         self._transfers[name] = transfer
-        return parcels
+        if transfer.receiver.done():
+            registration = transfer.registration
+            self.decode.begin(name, registration.pages, request.ids[: registration.tokens])
 
     def cancel(self, name: str) -> None:
         """End a transfer that is under way; decode's pages are free."""
         transfer = self.of(name)
         with _named(name):
             transfer.cancel()
-        self.decode.free(transfer.registration.pages)
+        self.decode.leave(name, transfer.registration.pages)
 
     def leave(self, name: str) -> None:
         """A request leaves: decode's pages of it are free."""
         transfer = self._transfers.pop(name, None)
         if transfer is not None and not transfer.cancelled:
-            self.decode.free(transfer.registration.pages)
+            self.decode.leave(name, transfer.registration.pages)
 
     def require_settled(self, name: str) -> None:
         """Refuse what would change the pages of a request while they are on their way."""
@@ -228,7 +78,7 @@ class Transfers:
             raise InvalidInput(
                 "request",
                 expected="one whose pages are not on their way to decode",
-                received=f"missing: {_gaps(transfer.receiver.missing())}",
+                received=f"missing: {in_words(transfer.receiver.missing())}",
                 where=Where(request=name),
                 fix="Send the rest, or cancel the transfer.",
             )
@@ -241,64 +91,19 @@ class Transfers:
             )
         return self._transfers[name]
 
-    def arrived(self, name: str) -> Arrived | None:
-        """What decode has of a request, if it has it whole."""
-        transfer = self._transfers.get(name)
-        if transfer is None or not transfer.receiver.done():
-            return None
-        return Arrived(transfer.registration.pages, transfer.registration.tokens)
-
     def check(self, requests: Mapping[str, Request]) -> list[Finding]:
         """Where the laws of a transfer do not hold. None, unless broken."""
-        if not self._transfers and not self.decode.held(0):
+        if not self._transfers and not self.decode.lanes.held(0):
             return []
-        transfers = self._transfers.items()
-        found = [each for name, transfer in transfers for each in transfer.check(name, requests[name])]
-        holding = [transfer for transfer in self._transfers.values() if not transfer.cancelled]
-        held = [page for transfer in holding for page in transfer.registration.pages]
-        if sorted(held) != list(self.decode.fingerprint()[0][1]):
-            found.append(Finding("L1", "pages of decode", str(sorted(held)), f"{self.decode.held(0)} held"))
-        return [*found, *self.decode.check()]
+        found = [each for name, its in self._transfers.items() for each in its.check(name, requests[name])]
+        under_way = [
+            its for name, its in self._transfers.items() if not its.cancelled and not self.decode.has(name)
+        ]
+        return [*found, *self.decode.check([page for its in under_way for page in its.registration.pages])]
 
     def fingerprint(self) -> tuple[object, ...]:
         """All state, as integers: equal on every rank after every step."""
         return self.decode.fingerprint(), *(each.fingerprint() for each in self._transfers.values())
-
-
-def decode_grid(history: History) -> Grid:
-    """Decode has every page of its requests: one rank."""
-    return Grid(1, history.decode_page_size or history.page_size)
-
-
-def decode_pages(history: History) -> int:
-    """Pages that decode has, the dummy not counted."""
-    return history.decode_pages or history.world_size * history.pages_per_lane
-
-
-def _key(message: Message) -> Key:
-    return message.chunk, message.rank
-
-
-def _gaps(gaps: Sequence[Missing]) -> str:
-    """In words."""
-    said = [f"rank {gap.rank}, chunk {gap.chunk}, positions {list(gap.positions)}" for gap in gaps]
-    return "; ".join(said) or "nothing"
-
-
-def _check_fates(wanted: Send, world_size: int, is_last: bool) -> None:
-    """Each rank's message has one fate, and what is late has something to come behind."""
-    fates = [*wanted.lose, *wanted.repeat, *wanted.late]
-    for rank in fates:
-        check_in_range(rank, world_size, "rank of a message", Where(rank=rank))
-    if len(set(fates)) != len(fates):
-        raise InvalidInput("ranks to lose, repeat or delay", expected="each once", received=fates)
-    if is_last and wanted.late:
-        raise InvalidInput(
-            "late messages",
-            expected="none of the last chunk, which no other follows",
-            received=f"ranks {list(wanted.late)}",
-            fix="Lose them, and send them again.",
-        )
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from refmodel.storage.shard import Shard, empty_shard
 from sim.engine.model_rows import ModelRows
 from sim.engine.read import Read
 from sim.engine.tag_rows import TagRows
+from sim.engine.tag_truth import TagTruth
 from sim.engine.turn import Copy, Turn
 from sim.histories.history import History
 
@@ -88,7 +89,7 @@ class Storage:
 
 def _rows(history: History) -> TagRows | ModelRows:
     if not history.model:
-        return TagRows()
+        return TagRows(TagTruth(history.layers if history.bigram else None))
     return ModelRows(history.layers, history.world_size * history.pages_per_lane * history.page_size)
 
 

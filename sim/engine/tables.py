@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from refmodel.errors import Finding, InvalidInput, Where
 from refmodel.layout.geometry import Grid, num_pages
@@ -11,9 +12,11 @@ from refmodel.layout.plan import Plan
 from refmodel.serving.lanes import Lanes, make_room
 from refmodel.serving.radix import RadixTree
 from refmodel.serving.request_pages import copy_lane, copy_on_write, end_of_chunk
+from sim.engine.decode_server import Decoding
 from sim.engine.host_tables import HostTables
 from sim.engine.request import Phase, Request, prompt
 from sim.engine.sending import Transfers
+from sim.engine.truth import prefix_hashes
 from sim.engine.turn import Copy, Turn
 from sim.histories.history import History, Submit
 
@@ -28,7 +31,7 @@ class Tables:
         self.grid = Grid(history.world_size, history.page_size)
         self.rotate = history.rotate
         self.lanes = Lanes(self.grid, history.pages_per_lane)
-        self.tree = RadixTree(history.page_size, history.hit_mode)
+        self.tree = RadixTree(history.page_size, history.hit_mode, bigram=history.bigram)
         self.requests: dict[str, Request] = {}
         self.seen: dict[str, Request] = {}  # also those that have left, which others may be like
         self.transfers = Transfers(history)
@@ -127,6 +130,18 @@ class Tables:
             self.host.loads.leave(name)
         self.tree.unlock(self.requests.pop(name).node)
         self.transfers.leave(name)
+
+    def extend_there(self, name: str) -> Decoding:
+        """One sampled token more on decode. Prefill keeps what it sent; others may be like all of it."""
+        decoding = self.transfers.decode.extend(name)
+        hashes = prefix_hashes(decoding.ids)
+        self.seen[name] = replace(self.seen[name], ids=decoding.ids, hashes=hashes)
+        return decoding
+
+    def valid(self, name: str) -> int:
+        """Tokens of a request in cache: in decode's, once it goes on there."""
+        decode = self.transfers.decode
+        return len(decode.of(name).ids) if decode.has(name) else self.known(name).valid
 
     # -- pages -------------------------------------------------------------------------------------------
 

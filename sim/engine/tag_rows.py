@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from refmodel.errors import Finding, Where
 from refmodel.storage.formats import TAG, Format
 from refmodel.storage.identity import Cache
 from refmodel.storage.passage import Passage
+from refmodel.storage.shard import Destinations
 from refmodel.storage.traffic import Traffic
+from sim.engine.held import Held
 from sim.engine.read import Read
-from sim.engine.truth import tags
+from sim.engine.tag_truth import TagTruth
+from sim.engine.truth import prefix_hashes
 from sim.engine.turn import Turn
 
 CACHES = (Cache.KV, Cache.INDEX)
@@ -25,38 +27,82 @@ class TagRows:
 
     formats: dict[Cache, Format] = dict.fromkeys(CACHES, TAG)
 
+    def __init__(self, truth: TagTruth) -> None:
+        self.truth = truth
+
     def serve(self, passage: Passage, turns: Sequence[Turn], read: Read) -> Iterator[torch.Tensor]:
         """Write the new rows of a forward, and compare; the views, in order."""
-        traffic = Traffic(passage, read.layers, read.group)
-        ahead = int(passage.read.prefetch)  # layers whose history is read before this one attends (V5)
-        hashes = np.concatenate([turn.hashes[: turn.extent.end] for turn in turns])
-        mine = _places_of_rows(passage)
+        traffic = Traffic(passage, read.layers, read.group, ready=read.before_layer)
         for layer in range(len(read.layers)):
-            for needed in range(layer, min(layer + ahead + 1, len(read.layers))):
-                read.before_layer(needed)
-            truth = {cache: tags(hashes, layer, cache) for cache in CACHES}
-            rows = {cache: TAG.encode(truth[cache][mine]).to(read.device) for cache in CACHES}
+            truth = {cache: [_truth(self.truth, turn, layer, cache) for turn in turns] for cache in CACHES}
+            rows = {cache: _local_rows(passage, turns, truth[cache], read.device) for cache in CACHES}
             for cache, view in traffic.views(layer, rows).items():
                 received = view.cpu()
                 yield received
-                stored = TAG.unpack(received)[:, 0]
-                if not torch.equal(stored, truth[cache]):
+                found, expected = TAG.unpack(received)[:, 0], torch.cat(truth[cache])
+                if not torch.equal(found, expected):
                     where = Where(rank=passage.rank, layer=layer, cache=cache.name.lower())
-                    read.findings.append(_wrong(stored, truth[cache], turns, where))
+                    read.findings.append(_wrong(found, expected, turns, where, self.truth))
+
+    def append(self, held: Held) -> Iterator[Finding]:
+        """Write the rows of the last token on decode. Nothing is computed that could be wrong."""
+        last = Destinations(torch.arange(1, device=held.slots.device), held.slots[-1:])
+        for layer, shards in enumerate(held.layers):
+            for cache, shard in shards.items():
+                shard.write(last, TAG.encode(self._truth_of(held, layer, cache)[-1:]).to(held.slots.device))
+        return iter(())
+
+    def compare(self, held: Held) -> Iterator[Finding]:
+        """Where decode's rows are those of other tokens, or nobody's (T5)."""
+        for layer, shards in enumerate(held.layers):
+            for cache in shards:
+                rows = TAG.unpack(held.packed(layer, cache))[:, 0]
+                truth = self._truth_of(held, layer, cache)
+                if not torch.equal(rows, truth):
+                    yield _wrong_on_decode(rows, truth, held.where(layer, cache))
+
+    def _truth_of(self, held: Held, layer: int, cache: Cache) -> torch.Tensor:
+        ids = held.ids
+        return self.truth.rows(ids, prefix_hashes(ids), len(ids), layer, cache)
 
 
-def _places_of_rows(passage: Passage) -> torch.Tensor:
-    """[row_counts[rank]] where this rank's rows are among all tokens of the batch, history and new ones."""
-    plan = passage.plan
-    rows = plan.rows(passage.rank)
-    return torch.tensor(plan.key_starts)[plan.request_of_row[rows]] + plan.positions[rows]
+def _wrong_on_decode(rows: torch.Tensor, truth: torch.Tensor, where: Where) -> Finding:
+    """The first row that decode has wrong, by name."""
+    wrong = (rows != truth).nonzero().flatten().tolist()
+    position = wrong[0]
+    known = (truth == rows[position]).nonzero().flatten().tolist()
+    if known:
+        received = f"its token {known[0]}"
+    else:
+        received = "a row of another request" if rows[position] >= 0 else "poison: nobody wrote this slot"
+    return Finding(
+        "T5",
+        f"{len(wrong)} of {len(truth)} rows on decode, first",
+        f"token {position} of request {where.request}",
+        received,
+        replace(where, position=position),
+    )
 
 
-def _wrong(rows: torch.Tensor, truth: torch.Tensor, turns: Sequence[Turn], where: Where) -> Finding:
+def _local_rows(
+    passage: Passage, turns: Sequence[Turn], truth: Sequence[torch.Tensor], device: torch.device
+) -> torch.Tensor:
+    """What this rank's projections would give for its rows."""
+    batch = torch.cat([rows[turn.extent.prefix :] for turn, rows in zip(turns, truth, strict=True)])
+    return TAG.encode(passage.plan.take(batch, passage.rank)).to(device)
+
+
+def _truth(truth: TagTruth, turn: Turn, layer: int, cache: Cache) -> torch.Tensor:
+    return truth.rows(turn.ids, turn.hashes, turn.extent.end, layer, cache)
+
+
+def _wrong(
+    rows: torch.Tensor, expected: torch.Tensor, turns: Sequence[Turn], where: Where, truth: TagTruth
+) -> Finding:
     """The first wrong row of a view, by name."""
-    if len(rows) != len(truth):
-        return Finding("V1", "length of the view", str(len(truth)), str(len(rows)), where)
-    wrong = (rows != truth).nonzero().flatten()
+    if len(rows) != len(expected):
+        return Finding("V1", "length of the view", str(len(expected)), str(len(rows)), where)
+    wrong = (rows != expected).nonzero().flatten()
     position = int(wrong[0])
     for turn in turns:
         name = turn.name
@@ -65,22 +111,21 @@ def _wrong(rows: torch.Tensor, truth: torch.Tensor, turns: Sequence[Turn], where
         position -= turn.extent.end
     return Finding(
         "V1",
-        f"{len(wrong)} of {len(truth)} rows of the view, first",
+        f"{len(wrong)} of {len(expected)} rows of the view, first",
         f"token {position} of request {name}",
-        _who(int(rows[wrong[0]]), turns, where),
+        _who(int(rows[wrong[0]]), turns, where, truth),
         replace(where, request=name, position=position),
     )
 
 
-def _who(tag: int, turns: Sequence[Turn], where: Where) -> str:
+def _who(tag: int, turns: Sequence[Turn], where: Where, truth: TagTruth) -> str:
     """Whose row a tag is, as far as the batch knows."""
     if tag < 0:
         return "poison: nobody wrote this slot"
     for turn in turns:
         for cache in CACHES:
             for layer in range((where.layer or 0) + 1):
-                known = tags(turn.hashes[: turn.extent.end], layer, cache)
-                found = (known == tag).nonzero().flatten()
+                found = (_truth(truth, turn, layer, cache) == tag).nonzero().flatten()
                 if len(found):
                     return (
                         f"token {int(found[0])} of request {turn.name} ({cache.name.lower()}, layer {layer})"

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from refmodel.collectives import Call
 from refmodel.errors import Finding, Where
 from sim.engine.play import Played, play
+from sim.engine.start import Refusal, start
 from sim.failures import RunFailed, WorldUnavailable
 from sim.gate.judge import fallbacks_unwarned, finding_of, folded, run_quietly
 from sim.gate.setting import PLAIN, Setting
@@ -54,6 +55,8 @@ class HistoryVerdict:
 def try_history(world: World, history: History, setting: Setting = PLAIN) -> HistoryVerdict:
     """Play a history and judge it. A run that fails is a finding; a world that is missing is an error."""
     try:
+        if history.refused_at_start is not None:
+            return _try_start(world, history, setting)
         run = run_quietly(world, _play_unwarned, history, setting)
     except WorldUnavailable:
         raise
@@ -61,6 +64,28 @@ def try_history(world: World, history: History, setting: Setting = PLAIN) -> His
         return HistoryVerdict((finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
     findings = tuple(judge_history(history, run.results))
     return HistoryVerdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried)
+
+
+def _try_start(world: World, history: History, setting: Setting) -> HistoryVerdict:
+    """Start a server that must refuse its settings; no step is played."""
+    run = run_quietly(world, start, history, setting)
+    findings = tuple(judge_start(history, run.results))
+    return HistoryVerdict(findings, (), run.ledgers, run.spans, run.schedule, run.retried)
+
+
+def judge_start(history: History, refusals: Sequence[Refusal | None]) -> Iterator[Finding]:
+    """Every rank's server must refuse the setting that the history names, for one reason (X1)."""
+    expected = f"a refusal of {history.refused_at_start}"
+    for rank, refusal in enumerate(refusals):
+        if refusal is None or refusal.setting != history.refused_at_start:
+            received = refusal.text if refusal else "none: it starts"
+            yield Finding("X1", "start of the server", expected, received, Where(rank=rank))
+            return
+    odd = _unlike_the_first(refusals)
+    if odd:
+        yield Finding(
+            "X1", "start of the server", "rank 0's refusal", f"another on ranks {odd}", Where(rank=odd[0])
+        )
 
 
 def _play_unwarned(group: dist.ProcessGroup, history: History) -> Played:

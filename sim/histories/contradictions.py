@@ -6,17 +6,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from refmodel.config import ServingConfig
 from refmodel.errors import CpkvError, InvalidInput
 from refmodel.laws import law
-from refmodel.serving.admission import Caps
 from refmodel.storage.reuse import ViewPath
 from sim.histories.history import OPERATIONS, History, Step, Submit
+from sim.histories.settings import key_of, server_settings
 
 Contradiction = tuple[str, str, object]  # path, what was expected there, what came
-
-# Of a server's settings, where a file calls them otherwise; the pair of layout and engine has no one name.
-_KEYS = {"chunk_size": "chunk", None: "host_layout"}
 
 
 def contradictions(history: History) -> Iterator[Contradiction]:
@@ -36,32 +32,22 @@ def contradictions(history: History) -> Iterator[Contradiction]:
 
 
 def _of_the_settings(history: History) -> Iterator[Contradiction]:
-    """What a server would refuse at start-up (X1), and what only a model has a use for."""
-    try:
-        ServingConfig(
-            world_size=history.world_size,
-            page_size=history.page_size,
-            shared_kv=True,
-            split=history.split,
-            batch_flag=history.batch,
-            caps=Caps(history.max_requests, history.max_tokens),
-            chunk_size=history.chunk,
-            host_layout=history.host_layout,
-            copy_engine=history.copy_engine,
-        )
-    except InvalidInput as error:
-        setting = error.where.path
-        yield _KEYS.get(setting, setting or ""), error.expected, error.received
+    """What a server would refuse at start-up (X1), unless that is the point; and what fits no server."""
+    if history.refused_at_start is None:
+        try:
+            server_settings(history)
+        except InvalidInput as error:
+            yield key_of(error), error.expected, error.received
     if history.storage and not history.host_pages_per_lane:
         yield "storage", "false without host_pages_per_lane: files go by way of the host", history.storage
+    if history.bigram and not history.draft_layers:
+        yield "bigram", "false without draft_layers, whose rows it is about", history.bigram
+    if history.bigram and history.host_pages_per_lane:
+        yield "bigram", "false with a host cache, whose pages have plain keys", history.bigram
     if history.view is ViewPath.NONE and not history.model:
         yield "view", "full, current or partial without model", history.view.value
-    if history.model and history.host_pages_per_lane:
-        yield (
-            "host_pages_per_lane",
-            "0 with model: the host cache knows identities",
-            history.host_pages_per_lane,
-        )
+    if history.model and history.draft_layers:
+        yield "draft_layers", "0 with model: it has no draft model", history.draft_layers
 
 
 def _of_a_step(step: Step, history: History, submitted: set[str]) -> Iterator[Contradiction]:
@@ -69,8 +55,6 @@ def _of_a_step(step: Step, history: History, submitted: set[str]) -> Iterator[Co
     if len(given) != 1:
         yield "", f"one operation of {', '.join(OPERATIONS)}", " and ".join(given) or "none"
         return
-    if history.model and given[0] in ("send", "resend", "cancel"):
-        yield given[0], "no transfer with model: decode is compared by identities", given[0]
     if not step.refused:  # else it may be as wrong as it likes
         yield from _of_the_names(step, submitted)
         if step.submit is not None:

@@ -14,8 +14,7 @@ _LAW_OF_FREE_PAGES = {"forward": "L2", "decode": "L2", "evict": "L3"}
 def unexpected(tables: Tables, step: Step) -> Iterator[Finding]:
     """Where the tables after a step are not as it states them."""
     for name, stated in step.expect.valid.items():
-        request = tables.requests.get(name)
-        valid = "none: it has left" if request is None else str(request.valid)
+        valid = str(tables.valid(name)) if name in tables.requests else "none: it has left"
         if valid != str(stated):
             yield Finding(
                 _law_of_valid(step),

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from refmodel.config import Backend
 from refmodel.layout.split import Split
 from refmodel.serving.host_layouts import CopyEngine, HostLayout
 from refmodel.serving.radix import HitMode
@@ -13,6 +14,7 @@ from refmodel.serving.write_policy import WritePolicy
 from refmodel.storage.reuse import ViewPath
 from sim.cases.scenario import AtLeast0, AtLeast1, Kind, Text, Tokens
 
+Setting = Literal["split", "chunk", "host_layout", "decode_page_size", "backend"]
 HostCacheName = Literal["kv", "index", "draft_kv", "draft_index"]
 
 
@@ -170,9 +172,12 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     load_anywhere: bool = False  # into other lanes, where that of the host copy has no page left (H4)
     storage: bool = False  # what the host cache gets also goes to files
     draft_layers: Annotated[int, msgspec.Meta(ge=0, le=8)] = 0  # of a draft model, behind those of the model
+    bigram: bool = False  # draft rows depend on the next token too, so the tree keys by pairs (L8)
     rotate: bool = False  # requests begin in turn on another rank, so that lanes fill evenly
     decode_page_size: AtLeast1 | None = None  # P of the decode server; that of prefill if not said
     decode_pages: AtLeast1 | None = None  # that the decode server has; as many as all lanes if not said
+    backend: Backend = Backend.MOONCAKE  # what carries pages to decode (T6)
+    refused_at_start: Setting | None = None  # the setting that the server must refuse: no step is played (X1)
     incident: str | None = None
     source: str | None = None
     worlds: tuple[Kind, ...] = ("lockstep",)

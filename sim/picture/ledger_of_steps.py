@@ -16,6 +16,7 @@ from refmodel.layout.ownership import owner
 from refmodel.serving.lanes import Lanes, PageState
 from sim.engine.engine import Engine
 from sim.engine.play import apply
+from sim.engine.start import start
 from sim.engine.tables import Tables
 from sim.gate.judge import fallbacks_unwarned
 from sim.histories.history import History, Step
@@ -25,7 +26,7 @@ from sim.world import World
 class StepLine(msgspec.Struct, frozen=True):
     """One step of a history."""
 
-    step: int  # from 1
+    step: int  # from 1; 0 is the start of the server
     operation: str  # "forward a b"
     outcome: str  # "a 0 → 8, b 4 → 6", or why it was refused
     refused: bool
@@ -60,12 +61,16 @@ class _CountingLanes(Lanes):
 
 
 def ledger_of_steps(history: History) -> list[StepLine]:
-    """Play a history on lockstep, and say what each step did."""
+    """Play a history on lockstep, and say what each step did; of one refused at start, only that."""
     with fallbacks_unwarned(), World.lockstep(history.world_size) as world:
         return world.run(_narrate, history)[0]
 
 
 def _narrate(group: dist.ProcessGroup, history: History) -> list[StepLine]:
+    if history.refused_at_start is not None:
+        refusal = start(group, history)
+        text = refusal.text if refusal else "the server starts"
+        return [StepLine(0, "start", text, refusal is not None, taken=[], evicted=[], free=[])]
     with closing(Engine(history, group.rank(), group)) as engine:
         lanes = _CountingLanes(engine.tables.grid, history.pages_per_lane)
         engine.tables.lanes = lanes
@@ -91,7 +96,7 @@ def _line(engine: Engine, lanes: _CountingLanes, number: int, step: Step) -> Ste
 
 
 def _valid(tables: Tables) -> dict[str, int]:
-    return {name: request.valid for name, request in tables.requests.items()}
+    return {name: tables.valid(name) for name in tables.requests}
 
 
 def _words(value: object) -> Iterator[str]:
