@@ -25,7 +25,7 @@ from enum import Enum
 
 from refmodel.errors import Finding, InvalidInput, Where
 from refmodel.layout.geometry import at_least, check_in_range, num_pages
-from refmodel.serving.page_keys import PageKey, PageKeys
+from refmodel.serving.page_keys import PageKey, PageKeys, Tokens
 from refmodel.serving.radix_node import Node, Spot, descend
 from refmodel.serving.radix_victims import victim
 
@@ -90,7 +90,7 @@ class RadixTree:
 
     # -- hits --------------------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], now: int) -> Hit:
+    def match(self, tokens: Tokens, now: int) -> Hit:
         """The longest cached beginning of a prompt, at most len(tokens) − 1 long (L4)."""
         at_least(0, now, "logical time")
         limit = self._longest_hit(len(tokens))
@@ -123,9 +123,7 @@ class RadixTree:
 
     # -- inserts -----------------------------------------------------------------------------------------
 
-    def insert(
-        self, tokens: Sequence[int], pages: Sequence[int], now: int, *, finished: bool = False
-    ) -> Inserted:
+    def insert(self, tokens: Tokens, pages: Sequence[int], now: int, *, finished: bool = False) -> Inserted:
         """Hand over a request's pages: the whole ones; of a finished request in mode TOKEN also its tail.
 
         ``pages``: the request's, by page position. :class:`InvalidInput` if they do not cover its keys, if
@@ -177,7 +175,8 @@ class RadixTree:
         upper = Node(
             self._take_id(), parent, lower.keys[: spot.used], lower.pages[: spot.used], access=lower.access
         )
-        lower.parent, lower.keys, lower.pages = upper, lower.keys[spot.used :], lower.pages[spot.used :]
+        lower.hold(lower.keys[spot.used :], lower.pages[spot.used :])
+        lower.parent = upper
         parent.children[upper.keys[0]] = upper  # in the lower part's place: the order stays
         upper.children[lower.keys[0]] = lower
         self._nodes[upper.id] = upper

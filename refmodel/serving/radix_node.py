@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from refmodel.layout.ownership import owner
 from refmodel.serving.page_keys import PageKey
@@ -14,7 +15,7 @@ class Node:
     """A run of pages below its parent's. The tree alone changes it.
 
     The root has no pages; every other node has at least one. A tail, a page that is not full, is a leaf of
-    its own.
+    its own. Keys change by :meth:`hold` only, which keeps ``digest`` theirs.
     """
 
     id: int  # creation number; kept by the lower part of a split, so that a lock stays where it was
@@ -24,6 +25,15 @@ class Node:
     access: int  # logical time of the last match or insert that came here
     locks: int = 0  # taken at this node; it stands above locked children anyway, for only leaves are evicted
     children: dict[PageKey, Node] = field(default_factory=dict)  # by their first page, in order of creation
+    digest: int = field(init=False)  # of the keys: equal in every process, as Python's hash of bytes is not
+
+    def __post_init__(self) -> None:
+        self.hold(self.keys, self.pages)
+
+    def hold(self, keys: tuple[PageKey, ...], pages: tuple[int, ...]) -> None:
+        """Have these pages from now on."""
+        self.keys, self.pages = keys, pages
+        self.digest = int.from_bytes(blake2b(b"".join(keys), digest_size=8).digest(), "little")
 
     @property
     def above(self) -> Node:
@@ -48,10 +58,9 @@ class Node:
             stack.extend(reversed(node.children.values()))
 
     def rows(self) -> Iterator[tuple[int, ...]]:
-        """This node in numbers: itself, its pages, then their page keys."""
-        yield self.id, self.above.id, self.access, self.locks, len(self.pages)
+        """This node in numbers: itself, with a digest of its page keys, then its pages."""
+        yield self.id, self.above.id, self.access, self.locks, self.digest
         yield self.pages
-        yield from self.keys
 
     def owns(self, lane: int, world_size: int) -> bool:
         """Whether a page of this node is in a lane."""

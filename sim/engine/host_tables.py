@@ -123,22 +123,22 @@ class HostTables:
 
     # -- to the device -----------------------------------------------------------------------------------
 
-    def load_back(self, name: str, tokens: Sequence[int], hashes: Ids, hit: Hit, now: int) -> Hit:
+    def load_back(self, name: str, ids: Ids, hashes: Ids, hit: Hit, now: int) -> Hit:
         """What follows a hit on the host is put in the tree, and loaded when it is first read (H3, H4).
 
         The node of the hit is locked, before and after. If there are no pages to load into, the hit stays.
         """
         first = hit.valid // self.grid.page_size
-        keys = page_keys(hashes, self.grid.page_size)[first : self._most_pages(len(tokens))]
-        count = self.host.usable_prefix(keys) if hit.valid < len(tokens) - 1 else 0
+        keys = page_keys(hashes, self.grid.page_size)[first : self._most_pages(len(ids))]
+        count = self.host.usable_prefix(keys) if hit.valid < len(ids) - 1 else 0
         landing = self._land(self.host.plan_load(keys[:count], now)) if count else None
         if landing is None:
             return hit
         stop = (first + count) * self.grid.page_size
-        inserted = self.tree.insert(tokens[:stop], [*hit.pages[:first], *landing.pages], now)
+        inserted = self.tree.insert(ids[:stop], [*hit.pages[:first], *landing.pages], now)
         self.lanes.cache(inserted.adopted)
         self.loads.under_way.append(Loading(name, landing))
-        longer = self.tree.match(tokens, now)
+        longer = self.tree.match(ids, now)
         self.tree.lock(longer.node)
         self.tree.unlock(hit.node)
         return longer

@@ -38,10 +38,6 @@ class Request:
         """Tokens to compute."""
         return len(self.ids) - self.valid
 
-    def tokens(self, stop: int) -> list[int]:
-        """Its first ids, as the tree takes them."""
-        return [int(each) for each in self.ids[:stop]]
-
     def fingerprint(self) -> tuple[int, ...]:
         return self.number, len(self.ids), self.valid, self.node, self.rotation, *self.pages
 

@@ -43,11 +43,10 @@ class Tables:
         self._check_size(wanted)
         number = len(self.seen)
         ids, hashes = prompt(number, wanted.tokens, like, wanted.shared)
-        tokens = [int(each) for each in ids]
-        hit = self.tree.match(tokens, self.now)
+        hit = self.tree.match(ids, self.now)
         self.tree.lock(hit.node)
         if self.host is not None:
-            hit = self.host.load_back(wanted.request, tokens, hashes, hit, self.now)
+            hit = self.host.load_back(wanted.request, ids, hashes, hit, self.now)
         rotation = number % self.grid.world_size if self.rotate else 0
         request = Request(number, ids, hashes, list(hit.pages), hit.valid, hit.node, rotation)
         self.requests[wanted.request] = self.seen[wanted.request] = request
@@ -110,7 +109,7 @@ class Tables:
     def finish(self, name: str) -> None:
         """A request leaves; its pages, in mode TOKEN its tail too, stay in the tree (L4, L6)."""
         (request,) = self.in_phase([name], Phase.READY)
-        inserted = self.tree.insert(request.tokens(request.valid), request.pages, self.now, finished=True)
+        inserted = self.tree.insert(request.ids[: request.valid], request.pages, self.now, finished=True)
         self.lanes.cache(inserted.adopted)
         self.lanes.free(inserted.duplicates + inserted.rest)
         self._leave(name)
@@ -169,7 +168,7 @@ class Tables:
         """Whole pages go to the tree, and the request is bound to the tree's (L6)."""
         request = turn.request
         request.ids, request.hashes, request.valid = turn.ids, turn.hashes, turn.extent.end
-        ended = end_of_chunk(self.tree, request.tokens(request.valid), pages, self.now)
+        ended = end_of_chunk(self.tree, request.ids[: request.valid], pages, self.now)
         self.lanes.cache(ended.adopted)
         self.lanes.free(ended.duplicates)
         self.tree.lock(ended.node)
