@@ -98,10 +98,10 @@ class Engine:
 
     def finish(self, name: str) -> None:
         """A request leaves; what it computed stays in the tree."""
-        arrived = self.tables.transfers.arrived(name)
+        request, arrived = self.tables.known(name), self.tables.transfers.arrived(name)
         self.tables.finish(name)
         if arrived is not None:  # nobody wrote over it in the meantime
-            self.landing.compare(name, self.tables.seen[name], arrived)
+            self.landing.compare(name, request, arrived)
 
     def abort(self, name: str) -> None:
         """A request leaves; what is its own is freed."""

@@ -12,7 +12,7 @@ from refmodel.serving.lanes import Lanes, make_room
 from refmodel.serving.radix import RadixTree
 from refmodel.serving.request_pages import copy_lane, copy_on_write, end_of_chunk
 from sim.engine.host_tables import HostTables
-from sim.engine.request import Phase, Request, prompt
+from sim.engine.request import Found, Phase, Request, prompt
 from sim.engine.sending import Transfers
 from sim.engine.turn import Copy, Turn
 from sim.histories.history import History, Submit
@@ -30,7 +30,10 @@ class Tables:
         self.lanes = Lanes(self.grid, history.pages_per_lane)
         self.tree = RadixTree(history.page_size, history.hit_mode)
         self.requests: dict[str, Request] = {}
-        self.seen: dict[str, Request] = {}  # also those that have left, which others may be like
+        # Also those that have left, which others may be like; of those made of blocks only the name is kept.
+        self.seen: dict[str, Request] = {}
+        self.names: set[str] = set()  # of all requests ever
+        self.evicted_pages = 0  # that left the tree so far
         self.transfers = Transfers(history)
         self.host = host_tables(history, self)
         self.now = 0  # steps so far: the logical time
@@ -41,21 +44,28 @@ class Tables:
         """A new request: what it hits is locked, so that nobody evicts it (L4, L6)."""
         like = self._like(wanted)
         self._check_size(wanted)
-        number = len(self.seen)
-        ids, hashes = prompt(number, wanted.tokens, like, wanted.shared)
+        if wanted.prefetch and (self.host is None or not self.host.history.storage):
+            raise InvalidInput("storage", expected="on", received="off", where=Where(request=wanted.request))
+        number = len(self.names)
+        ids, hashes = prompt(number, wanted, like)
         hit = self.tree.match(ids, self.now)
         self.tree.lock(hit.node)
+        found = Found(hit.valid)
         if self.host is not None:
-            hit = self.host.load_back(wanted.request, ids, hashes, hit, self.now)
+            hit, found = self.host.load_back(wanted, ids, hashes, hit, self.now)
         rotation = number % self.grid.world_size if self.rotate else 0
-        request = Request(number, ids, hashes, list(hit.pages), hit.valid, hit.node, rotation)
+        remembered = wanted.blocks is None
+        request = Request(
+            number, ids, hashes, list(hit.pages), hit.valid, hit.node, rotation, found, remembered
+        )
         self.requests[wanted.request] = self.seen[wanted.request] = request
+        self.names.add(wanted.request)
         if self.host is not None:
             self.host.used(request, 0, self.now)
 
     def _like(self, wanted: Submit) -> Request | None:
         where = Where(request=wanted.request)
-        if wanted.request in self.seen:
+        if wanted.request in self.names:
             raise InvalidInput("request", expected="a new name", received="one seen before", where=where)
         if wanted.like is not None and wanted.like not in self.seen:
             raise unknown(wanted.like)
@@ -84,7 +94,7 @@ class Tables:
         return self.requests[name]
 
     def once_known(self, name: str) -> Request:
-        """A request that may have left."""
+        """A request that may have left, unless it was made of blocks."""
         if name not in self.seen:
             raise unknown(name)
         return self.seen[name]
@@ -124,8 +134,11 @@ class Tables:
     def _leave(self, name: str) -> None:
         if self.host is not None:
             self.host.loads.leave(name)
-        self.tree.unlock(self.requests.pop(name).node)
+        request = self.requests.pop(name)
+        self.tree.unlock(request.node)
         self.transfers.leave(name)
+        if not request.is_remembered:
+            del self.seen[name]
 
     # -- pages -------------------------------------------------------------------------------------------
 
@@ -135,6 +148,7 @@ class Tables:
 
     def _evict(self, lane: int) -> tuple[int, ...]:
         evicted = self.tree.evict(lane, self.grid.world_size)
+        self.evicted_pages += len(evicted)
         if self.host is not None:
             self.host.left(evicted, self.now)
         return evicted
