@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from properties.mutants.mutant import Right, mutant
@@ -110,6 +110,13 @@ def later_keys_not_seen(right: Right, self: Node, keys: tuple[PageKey, ...], pag
     self.keys = keys
 
 
+@mutant(radix_victims.age, "newest-leaf-first", "L7")
+def last_touched_goes_first(right: Right, node: Node) -> tuple[int, int]:
+    """The leaf touched last is evicted first: what was just computed goes, what nobody asks for stays."""
+    access, number = right(node)
+    return -access, number
+
+
 @mutant(radix_victims.evictable, "locked-evicted", "L6")
 def locks_do_not_count(node: Node) -> bool:
     """Eviction does not look at locks: pages of running requests go."""
@@ -145,9 +152,11 @@ def access_time_of_inserts_only(right: Right, self: RadixTree, tokens: Tokens, n
 
 
 @mutant(radix_victims.victim, "leaves-of-the-lane-only", "L3", "L6")
-def inner_nodes_do_not_count(right: Right, root: Node, lane: int, world_size: int) -> Node | None:
+def inner_nodes_do_not_count(
+    right: Right, nodes: Iterable[Node], root: Node, lane: int, world_size: int
+) -> Node | None:
     """A lane whose pages all have pages behind them is given up, though those could go first."""
-    found = right(root, lane, world_size)
+    found = right(nodes, root, lane, world_size)
     return found if found and found.owns(lane, world_size) else None
 
 

@@ -87,6 +87,7 @@ class RadixTree:
         self._nodes = {ROOT: self._root}
         self._held: set[int] = set()  # every page of every node, so that `holds` need not search
         self._next_id = ROOT + 1
+        self.key_bytes = 0  # of all page keys: 8 a token, a little more for bigrams
 
     # -- hits --------------------------------------------------------------------------------------------
 
@@ -167,6 +168,7 @@ class RadixTree:
         parent.children[keys[0]] = node
         self._nodes[node.id] = node
         self._held.update(pages)
+        self.key_bytes += sum(map(len, keys))
         return node
 
     def _split(self, spot: Spot) -> Node:
@@ -207,13 +209,14 @@ class RadixTree:
         """
         at_least(1, world_size, "world size W")
         check_in_range(lane, world_size, "lane", Where(rank=lane))
-        leaf = victim(self._root, lane, world_size)
+        leaf = victim(self._nodes.values(), self._root, lane, world_size)
         return self._remove(leaf) if leaf else ()
 
     def _remove(self, leaf: Node) -> tuple[int, ...]:
         del leaf.above.children[leaf.keys[0]]
         del self._nodes[leaf.id]
         self._held.difference_update(leaf.pages)
+        self.key_bytes -= sum(map(len, leaf.keys))
         return leaf.pages
 
     # -- state -------------------------------------------------------------------------------------------
@@ -271,6 +274,8 @@ class RadixTree:
     def _check_table(self, pages: Sequence[int], needed: int) -> None:
         if len(pages) < needed:
             raise InvalidInput("pages of a request", expected=f"at least {needed}", received=len(pages))
+        if all(type(page) is int and page >= 0 for page in pages) and len(set(pages)) == len(pages):
+            return
         seen: set[int] = set()
         for position, page in enumerate(pages):
             at_least(0, page, f"page at position {position}")
