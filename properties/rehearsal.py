@@ -312,10 +312,8 @@ class Rehearsal:
     def _nodes(self) -> dict[int, Seen]:
         rows = iter(self.engine.tables.tree.fingerprint()[1:])
         nodes = {}
-        for number, above, access, locks, count in rows:
+        for number, above, access, locks, _ in rows:
             nodes[number] = Seen(number, above, access, locks, next(rows))
-            for _ in range(count):
-                next(rows)  # its keys
         return nodes
 
     def _loose(self) -> list[int]:

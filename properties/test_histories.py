@@ -139,6 +139,42 @@ REFUSED = {
         "a new name",
         "a",
     ),
+    "blocks and a likeness": (
+        then("{submit: {request: b, tokens: 5, like: a, shared: 2, blocks: [1]}}"),
+        "history[2].submit.like",
+        "no such key with blocks",
+        "a",
+    ),
+    "too few blocks": (
+        then("{submit: {request: b, tokens: 5, blocks: [1], block_tokens: 4}}"),
+        "history[2].submit.blocks",
+        "2 for 5 tokens, one for 4",
+        "1",
+    ),
+    "too many blocks": (
+        then("{submit: {request: b, tokens: 512, blocks: [1, 2]}}"),
+        "history[2].submit.blocks",
+        "1 for 512 tokens, one for 512",
+        "2",
+    ),
+    "a block below 0": (
+        then("{submit: {request: b, tokens: 5, blocks: [-1]}}"),
+        "history[2].submit.blocks[0]",
+        ">= 0",
+        "-1",
+    ),
+    "size of no block": (
+        then("{submit: {request: b, tokens: 5, block_tokens: 4}}"),
+        "history[2].submit.block_tokens",
+        "without blocks",
+        "4",
+    ),
+    "prefetch without storage": (
+        then("{submit: {request: b, tokens: 5, prefetch: true}}"),
+        "history[2].submit.prefetch",
+        "false without storage",
+        "True",
+    ),
     "shared with nobody": (
         then("{submit: {request: b, tokens: 5, shared: 3}}"),
         "history[2].submit.shared",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from properties.mutants.mutant import Right, mutant
@@ -10,7 +10,7 @@ from refmodel.layout.geometry import num_pages
 from refmodel.layout.placement import page_lanes
 from refmodel.layout.plan import Plan
 from refmodel.serving import radix_victims, request_pages
-from refmodel.serving.page_keys import PageKey, PageKeys
+from refmodel.serving.page_keys import TOKEN_BYTES, PageKey, PageKeys, Tokens
 from refmodel.serving.radix import Hit, HitMode, RadixTree
 from refmodel.serving.radix_node import Node, Spot
 from refmodel.serving.request_pages import ChunkEnd
@@ -29,12 +29,14 @@ def split_inside_a_page(
     for key, lower in parent.children.items():
         shared = self.keys.common(key, keys[0])
         if 0 < shared < self.keys.length(key):
-            upper = Node(self._take_id(), parent, (key[:shared],), lower.pages[:1], lower.access)
-            lower.keys, lower.parent = (key[shared:], *lower.keys[1:]), upper
+            cut = shared * TOKEN_BYTES
+            upper = Node(self._take_id(), parent, (key[:cut],), lower.pages[:1], lower.access)
+            lower.hold((key[cut:], *lower.keys[1:]), lower.pages)
+            lower.parent = upper
             del parent.children[key]
             parent.children[upper.keys[0]] = self._nodes[upper.id] = upper
             upper.children[lower.keys[0]] = lower
-            return right(self, upper, (keys[0][shared:], *keys[1:]), pages, now)
+            return right(self, upper, (keys[0][cut:], *keys[1:]), pages, now)
     return right(self, parent, keys, pages, now)
 
 
@@ -62,14 +64,14 @@ def ties_by_object(right: Right, node: Node) -> tuple[int, int]:
 
 
 @mutant(RadixTree.match, "radix-05", "L4", source="reported in LMCache#4614")
-def one_token_planned_less_than_loaded(right: Right, self: RadixTree, tokens: Sequence[int], now: int) -> Hit:
+def one_token_planned_less_than_loaded(right: Right, self: RadixTree, tokens: Tokens, now: int) -> Hit:
     """A hit of a whole prompt counts a token less but brings the pages of all: planned 894, loaded 895."""
-    hit = right(self, [*tokens, -1], now)
+    hit = right(self, [*tokens, 2**64 - 1], now)
     return replace(hit, valid=min(hit.valid, len(tokens) - 1))
 
 
 @mutant(RadixTree.match, "coverage-taken-for-valid", "L4")
-def as_many_tokens_as_slots(right: Right, self: RadixTree, tokens: Sequence[int], now: int) -> Hit:
+def as_many_tokens_as_slots(right: Right, self: RadixTree, tokens: Tokens, now: int) -> Hit:
     """A hit inside a page counts the whole page: valid tokens and coverage are one number."""
     hit = right(self, tokens, now)
     return replace(hit, valid=hit.coverage)
@@ -86,11 +88,33 @@ def first_that_shares_a_token(right: Right, self: RadixTree, spot: Spot, key: Pa
 
 @mutant(PageKeys.cut, "page-key-of-p-tokens", "L8")
 def last_pair_compared_by_half(
-    right: Right, self: PageKeys, tokens: Sequence[int]
+    right: Right, self: PageKeys, tokens: Tokens
 ) -> tuple[tuple[PageKey, ...], PageKey]:
     """The key of a bigram page is its P tokens: pages that differ in the end of the last pair agree."""
     whole, short = right(self, tokens)
-    return tuple((*key[: self.page_size], *[-1] * self.overlap) for key in whole), short
+    half, nobody = self.page_size * TOKEN_BYTES, b"\xff" * TOKEN_BYTES * self.overlap
+    return tuple(key[:half] + nobody for key in whole), short
+
+
+@mutant(PageKeys.cut, "page-key-without-its-last-token", "L4", "L6")
+def last_token_ignored(right: Right, self: PageKeys, tokens: Tokens) -> tuple[tuple[PageKey, ...], PageKey]:
+    """The last token of a page is not in its key: a prompt that differs there alone hits the whole page."""
+    whole, short = right(self, tokens)
+    return tuple(key[:-TOKEN_BYTES] + bytes(TOKEN_BYTES) for key in whole), short
+
+
+@mutant(Node.hold, "digest-of-the-first-page", "L7")
+def later_keys_not_seen(right: Right, self: Node, keys: tuple[PageKey, ...], pages: tuple[int, ...]) -> None:
+    """The digest of a node is of its first page: ranks that hold other tokens behind it look equal."""
+    right(self, keys[:1], pages)
+    self.keys = keys
+
+
+@mutant(radix_victims.age, "newest-leaf-first", "L7")
+def last_touched_goes_first(right: Right, node: Node) -> tuple[int, int]:
+    """The leaf touched last is evicted first: what was just computed goes, what nobody asks for stays."""
+    access, number = right(node)
+    return -access, number
 
 
 @mutant(RadixTree.__init__, "draft-rows-keyed-by-tokens", "L8")
@@ -126,7 +150,7 @@ def lower_part_is_the_new_node(right: Right, self: RadixTree, spot: Spot) -> Nod
 
 
 @mutant(RadixTree.match, "hits-do-not-touch", "L7")
-def access_time_of_inserts_only(right: Right, self: RadixTree, tokens: Sequence[int], now: int) -> Hit:
+def access_time_of_inserts_only(right: Right, self: RadixTree, tokens: Tokens, now: int) -> Hit:
     """A hit does not count as an access: what is in constant use is evicted first."""
     times = {node: node.access for node in self._root.below()}
     hit = right(self, tokens, now)
@@ -136,23 +160,23 @@ def access_time_of_inserts_only(right: Right, self: RadixTree, tokens: Sequence[
 
 
 @mutant(radix_victims.victim, "leaves-of-the-lane-only", "L3", "L6")
-def inner_nodes_do_not_count(right: Right, root: Node, lane: int, world_size: int) -> Node | None:
+def inner_nodes_do_not_count(
+    right: Right, nodes: Iterable[Node], root: Node, lane: int, world_size: int
+) -> Node | None:
     """A lane whose pages all have pages behind them is given up, though those could go first."""
-    found = right(root, lane, world_size)
+    found = right(nodes, root, lane, world_size)
     return found if found and found.owns(lane, world_size) else None
 
 
 @mutant(request_pages.end_of_chunk, "own-pages-kept", "L6")
-def not_rebound(
-    right: Right, tree: RadixTree, tokens: Sequence[int], pages: Sequence[int], now: int
-) -> ChunkEnd:
+def not_rebound(right: Right, tree: RadixTree, tokens: Tokens, pages: Sequence[int], now: int) -> ChunkEnd:
     """The request keeps its own pages at the end of a chunk, though the duplicates among them are freed."""
     return replace(right(tree, tokens, pages, now), pages=tuple(pages))
 
 
 @mutant(request_pages.end_of_chunk, "duplicates-freed-twice", "L6")
 def freed_by_insert_and_by_rebind(
-    right: Right, tree: RadixTree, tokens: Sequence[int], pages: Sequence[int], now: int
+    right: Right, tree: RadixTree, tokens: Tokens, pages: Sequence[int], now: int
 ) -> ChunkEnd:
     """Duplicates are freed at the insert, and again when the request is rebound."""
     end = right(tree, tokens, pages, now)
@@ -160,15 +184,13 @@ def freed_by_insert_and_by_rebind(
 
 
 @mutant(request_pages.end_of_chunk, "duplicates-leak", "L6")
-def never_freed(
-    right: Right, tree: RadixTree, tokens: Sequence[int], pages: Sequence[int], now: int
-) -> ChunkEnd:
+def never_freed(right: Right, tree: RadixTree, tokens: Tokens, pages: Sequence[int], now: int) -> ChunkEnd:
     """Nobody frees the duplicates: their pages are lost."""
     return replace(right(tree, tokens, pages, now), duplicates=())
 
 
 @mutant(request_pages.end_of_chunk, "open-tail-inserted", "L6")
-def tail_goes_to_the_tree(tree: RadixTree, tokens: Sequence[int], pages: Sequence[int], now: int) -> ChunkEnd:
+def tail_goes_to_the_tree(tree: RadixTree, tokens: Tokens, pages: Sequence[int], now: int) -> ChunkEnd:
     """The open tail, too, goes to the tree at the end of a chunk: the next chunk must copy it to go on."""
     inserted = tree.insert(tokens, pages, now, finished=True)
     own = tuple(pages[: num_pages(len(tokens), tree.keys.page_size)])

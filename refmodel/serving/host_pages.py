@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import islice
 
 from refmodel.errors import CpkvError, Finding, InvalidInput, Where
 from refmodel.layout.geometry import at_least, check_in_range
@@ -52,6 +53,8 @@ class HostPages:
         self.pages_per_lane = pages_per_lane
         self._copies: dict[int, HostPage] = {}
         self._free = [list(range(pages_per_lane)) for _ in range(world_size)]  # heaps: the lowest goes first
+        # [W] keys of a lane by their last access: who goes next must not be searched among all copies.
+        self._by_access: tuple[dict[int, set[int]], ...] = tuple({} for _ in range(world_size))
         self._created = 0
 
     def __contains__(self, key: object) -> bool:
@@ -76,12 +79,15 @@ class HostPages:
         The longest unused first; of equals the youngest, as a page behind a hole is of no use (L7).
         """
         check_in_range(lane, len(self._free), "lane", Where(rank=lane))
-        ranked = sorted(
-            (copy.last_access, -copy.created, key)
-            for key, copy in self._copies.items()
-            if copy.lane == lane and not copy.pins and key not in keep
-        )
-        return tuple(key for *_, key in ranked[: max(0, count)])
+        if count <= 0:
+            return ()
+        by_access = self._by_access[lane]
+        ranked = (key for now in sorted(by_access) for key in sorted(by_access[now], key=self._youth))
+        allowed = (key for key in ranked if not self._copies[key].pins and key not in keep)
+        return tuple(islice(allowed, count))
+
+    def _youth(self, key: int) -> int:
+        return -self._copies[key].created
 
     def evict(self, lane: int, count: int) -> tuple[int, ...]:
         """Free up to ``count`` host pages of a lane; the keys that lost their copies."""
@@ -104,6 +110,7 @@ class HostPages:
         for key, lane in zip(keys, lanes, strict=True):
             nothing = (False,) * len(self.caches)
             self._copies[key] = HostPage(lane, heappop(self._free[lane]), nothing, 1, now, self._created)
+            self._by_access[lane].setdefault(now, set()).add(key)
             self._created += 1
         return tuple(evicted)
 
@@ -132,8 +139,18 @@ class HostPages:
     def touch(self, keys: Sequence[int], now: int) -> None:
         """Keys are used; those without a copy are passed over."""
         for key in keys:
-            if key in self._copies:
-                self._copies[key] = replace(self._copies[key], last_access=now)
+            copy = self._copies.get(key)
+            if copy is not None and copy.last_access != now:
+                self._forget_access(key)
+                self._copies[key] = replace(copy, last_access=now)
+                self._by_access[copy.lane].setdefault(now, set()).add(key)
+
+    def _forget_access(self, key: int) -> None:
+        copy = self._copies[key]
+        by_access = self._by_access[copy.lane]
+        by_access[copy.last_access].remove(key)
+        if not by_access[copy.last_access]:
+            del by_access[copy.last_access]
 
     def pin(self, keys: Sequence[int]) -> None:
         """Keep copies from eviction until they are unpinned as often. All or nothing, and only whole ones."""
@@ -152,6 +169,7 @@ class HostPages:
 
     def drop(self, key: int) -> None:
         """Free the host page of a key."""
+        self._forget_access(key)
         copy = self._copies.pop(key)
         heappush(self._free[copy.lane], copy.host_page)
 

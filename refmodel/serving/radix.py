@@ -25,7 +25,7 @@ from enum import Enum
 
 from refmodel.errors import Finding, InvalidInput, Where
 from refmodel.layout.geometry import at_least, check_in_range, num_pages
-from refmodel.serving.page_keys import PageKey, PageKeys
+from refmodel.serving.page_keys import PageKey, PageKeys, Tokens
 from refmodel.serving.radix_node import Node, Spot, descend
 from refmodel.serving.radix_victims import victim
 
@@ -87,10 +87,11 @@ class RadixTree:
         self._nodes = {ROOT: self._root}
         self._held: set[int] = set()  # every page of every node, so that `holds` need not search
         self._next_id = ROOT + 1
+        self.key_bytes = 0  # of all page keys: 8 a token, a little more for bigrams
 
     # -- hits --------------------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], now: int) -> Hit:
+    def match(self, tokens: Tokens, now: int) -> Hit:
         """The longest cached beginning of a prompt, at most len(tokens) − 1 long (L4)."""
         at_least(0, now, "logical time")
         limit = self._longest_hit(len(tokens))
@@ -123,9 +124,7 @@ class RadixTree:
 
     # -- inserts -----------------------------------------------------------------------------------------
 
-    def insert(
-        self, tokens: Sequence[int], pages: Sequence[int], now: int, *, finished: bool = False
-    ) -> Inserted:
+    def insert(self, tokens: Tokens, pages: Sequence[int], now: int, *, finished: bool = False) -> Inserted:
         """Hand over a request's pages: the whole ones; of a finished request in mode TOKEN also its tail.
 
         ``pages``: the request's, by page position. :class:`InvalidInput` if they do not cover its keys, if
@@ -169,6 +168,7 @@ class RadixTree:
         parent.children[keys[0]] = node
         self._nodes[node.id] = node
         self._held.update(pages)
+        self.key_bytes += sum(map(len, keys))
         return node
 
     def _split(self, spot: Spot) -> Node:
@@ -177,7 +177,8 @@ class RadixTree:
         upper = Node(
             self._take_id(), parent, lower.keys[: spot.used], lower.pages[: spot.used], access=lower.access
         )
-        lower.parent, lower.keys, lower.pages = upper, lower.keys[spot.used :], lower.pages[spot.used :]
+        lower.hold(lower.keys[spot.used :], lower.pages[spot.used :])
+        lower.parent = upper
         parent.children[upper.keys[0]] = upper  # in the lower part's place: the order stays
         upper.children[lower.keys[0]] = lower
         self._nodes[upper.id] = upper
@@ -208,13 +209,14 @@ class RadixTree:
         """
         at_least(1, world_size, "world size W")
         check_in_range(lane, world_size, "lane", Where(rank=lane))
-        leaf = victim(self._root, lane, world_size)
+        leaf = victim(self._nodes.values(), self._root, lane, world_size)
         return self._remove(leaf) if leaf else ()
 
     def _remove(self, leaf: Node) -> tuple[int, ...]:
         del leaf.above.children[leaf.keys[0]]
         del self._nodes[leaf.id]
         self._held.difference_update(leaf.pages)
+        self.key_bytes -= sum(map(len, leaf.keys))
         return leaf.pages
 
     # -- state -------------------------------------------------------------------------------------------
@@ -272,6 +274,8 @@ class RadixTree:
     def _check_table(self, pages: Sequence[int], needed: int) -> None:
         if len(pages) < needed:
             raise InvalidInput("pages of a request", expected=f"at least {needed}", received=len(pages))
+        if all(type(page) is int and page >= 0 for page in pages) and len(set(pages)) == len(pages):
+            return
         seen: set[int] = set()
         for position, page in enumerate(pages):
             at_least(0, page, f"page at position {position}")

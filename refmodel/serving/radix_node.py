@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from refmodel.layout.ownership import owner
 from refmodel.serving.page_keys import PageKey
@@ -14,7 +15,7 @@ class Node:
     """A run of pages below its parent's. The tree alone changes it.
 
     The root has no pages; every other node has at least one. A tail, a page that is not full, is a leaf of
-    its own.
+    its own. Keys change by :meth:`hold` only, which keeps ``digest`` theirs.
     """
 
     id: int  # creation number; kept by the lower part of a split, so that a lock stays where it was
@@ -24,6 +25,19 @@ class Node:
     access: int  # logical time of the last match or insert that came here
     locks: int = 0  # taken at this node; it stands above locked children anyway, for only leaves are evicted
     children: dict[PageKey, Node] = field(default_factory=dict)  # by their first page, in order of creation
+    _lanes: tuple[int, frozenset[int]] = field(
+        init=False, repr=False
+    )  # world size, and who owns pages under it
+    digest: int = field(init=False)  # of the keys: equal in every process, as Python's hash of bytes is not
+
+    def __post_init__(self) -> None:
+        self.hold(self.keys, self.pages)
+
+    def hold(self, keys: tuple[PageKey, ...], pages: tuple[int, ...]) -> None:
+        """Have these pages from now on."""
+        self.keys, self.pages = keys, pages
+        self.digest = int.from_bytes(blake2b(b"".join(keys), digest_size=8).digest(), "little")
+        self._lanes = (0, frozenset())
 
     @property
     def above(self) -> Node:
@@ -48,14 +62,15 @@ class Node:
             stack.extend(reversed(node.children.values()))
 
     def rows(self) -> Iterator[tuple[int, ...]]:
-        """This node in numbers: itself, its pages, then their page keys."""
-        yield self.id, self.above.id, self.access, self.locks, len(self.pages)
+        """This node in numbers: itself, with a digest of its page keys, then its pages."""
+        yield self.id, self.above.id, self.access, self.locks, self.digest
         yield self.pages
-        yield from self.keys
 
     def owns(self, lane: int, world_size: int) -> bool:
         """Whether a page of this node is in a lane."""
-        return any(owner(page, world_size) == lane for page in self.pages)
+        if self._lanes[0] != world_size:
+            self._lanes = world_size, frozenset(owner(page, world_size) for page in self.pages)
+        return lane in self._lanes[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,14 +105,15 @@ class Spot:
 
 def descend(root: Node, whole: Sequence[PageKey]) -> Spot:
     """Behind the last page that equals the page keys given, all of whole pages."""
-    spot = Spot(root, 0)
+    node, used = root, 0
     for key in whole:
-        if spot.inside:
-            found = Spot(spot.node, spot.used + 1) if spot.node.keys[spot.used] == key else None
+        if used < len(node.keys):
+            if node.keys[used] != key:
+                break
+            used += 1
         else:
-            child = spot.node.children.get(key)
-            found = Spot(child, 1) if child else None
-        if found is None:
-            break
-        spot = found
-    return spot
+            child = node.children.get(key)
+            if child is None:
+                break
+            node, used = child, 1
+    return Spot(node, used)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from refmodel.serving.radix_node import Node
 
 
-def victim(root: Node, lane: int, world_size: int) -> Node | None:
+def victim(nodes: Iterable[Node], root: Node, lane: int, world_size: int) -> Node | None:
     """The leaf least recently touched that has a page of the lane; else the one below a node that has.
 
-    None if locks keep all of the lane, or the tree has none of it. Time is linear in nodes and pages.
+    ``nodes``: all of the tree, in any order. None if locks keep all of the lane, or the tree has none of it.
+    Time is linear in nodes; only where no leaf has a page of the lane all pages are looked at.
     """
-    leaves = [node for node in _helpful(root, lane, world_size) if not node.children]
-    owning = [leaf for leaf in leaves if leaf.owns(lane, world_size)]
-    return min(owning or leaves, key=age, default=None)
+    leaves = (node for node in nodes if not node.children and node is not root)
+    owning = (leaf for leaf in leaves if evictable(leaf) and leaf.owns(lane, world_size))
+    below = (node for node in _helpful(root, lane, world_size) if not node.children)
+    return min(owning, key=age, default=None) or min(below, key=age, default=None)
 
 
 def age(node: Node) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import num_pages, tail
 from refmodel.layout.placement import page_lanes
 from refmodel.layout.plan import Plan
+from refmodel.serving.page_keys import Tokens
 from refmodel.serving.radix import RadixTree
 
 
@@ -32,7 +33,7 @@ class ChunkEnd:
     node: int
 
 
-def end_of_chunk(tree: RadixTree, tokens: Sequence[int], pages: Sequence[int], now: int) -> ChunkEnd:
+def end_of_chunk(tree: RadixTree, tokens: Tokens, pages: Sequence[int], now: int) -> ChunkEnd:
     """Insert the page-aligned part of a running request, and rebind it to the tree's pages (L6).
 
     Their owners can differ from the request's own plan. The unaligned tail stays with the request. Errors:

@@ -159,6 +159,18 @@ class _Seen:
             chain = longer
 
 
+def distinct_pages(requests: Sequence[Request], page_size: int) -> int:
+    """Pages that a cache without an end would hold of a trace: whole ones once, and each request's tail."""
+    seen, lengths, pages = _Seen(), list[int](), 0
+    for number, request in enumerate(requests):
+        blocks, writer = seen.longest(request.hash_ids)
+        shared = min(blocks * BLOCK, lengths[writer], request.input_length) if writer is not None else 0
+        pages += num_pages(request.input_length, page_size) - shared // page_size
+        seen.add(request.hash_ids, number)
+        lengths.append(request.input_length)
+    return pages
+
+
 class _TraceBuilder:
     """An unbounded cache: a request reuses the longest prefix that an earlier one wrote, in whole pages."""
 

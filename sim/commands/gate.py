@@ -15,6 +15,7 @@ from sim.commands.listing import print_scenarios
 from sim.faults.fault import Fault
 from sim.gate.campaign import Campaign, execute, is_started, named_scenarios, plan_campaign
 from sim.gate.record import Report, as_json
+from sim.gate.services import DEFAULT_CHUNK, DEFAULT_EVERY, ServiceRun, choose_services
 from sim.gate.setting import Setting
 from sim.gate.traces import DEFAULT_PAGE, DEFAULT_RANKS, EMBEDDED, TraceRun, choose_traces
 from sim.machine import started_rank
@@ -25,6 +26,7 @@ from sim.report.text import print_report
 from sim.timeline import Timed, write_timeline
 
 _TRACES = "Traces"
+_SERVED = "Traces through the serving engine"
 _REPORTS = "Reports"
 _CONDITIONS = "Conditions"
 
@@ -89,6 +91,31 @@ def gate(
             rich_help_panel=_TRACES,
         ),
     ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve the trace by the engine instead, with cache for so much of its pages, such as 25%.",
+            rich_help_panel=_SERVED,
+        ),
+    ] = None,
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most new tokens of a forward.",
+            show_default=str(DEFAULT_CHUNK),
+            rich_help_panel=_SERVED,
+        ),
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Compare the tables of all ranks, and check them, after so many steps; at the end anyway.",
+            show_default=str(DEFAULT_EVERY),
+            rich_help_panel=_SERVED,
+        ),
+    ] = None,
     junit: Annotated[
         Path | None, typer.Option(help="Write JUnit XML there.", rich_help_panel=_REPORTS)
     ] = None,
@@ -114,6 +141,7 @@ def gate(
     - `cpkv gate short_tail`: one theme of the catalogue
     - `cpkv gate my.yaml --world gloo`: a file of your own, on processes
     - `cpkv gate --trace trace.jsonl --requests 1000 --cp 8`: a trace at full length
+    - `cpkv gate --trace trace.jsonl --requests 1000 --cp 4 --pool 25%`: the same, with a cache that is full
     - `cpkv gate --junit gate.xml`: for continuous integration
     - `cpkv gate worked/tokens-300 --fault "skip rank=1 at=kv.view"`: a rank that leaves a gather out
     - `cpkv gate worked/tokens-300 --timeline run.json`: what each rank called, for ui.perfetto.dev
@@ -125,10 +153,26 @@ def gate(
     _refuse_missing_folders(junit=junit, json=json, timeline=timeline)
     faults = tuple(Fault.parse(text) for text in fault or [])
     setting = Setting(seed=seed, schedule=schedule, faults=faults, self_check=self_check)
-    traces: list[TraceRun] = []
-    if names and trace is None:
-        _refuse_without_trace(requests=requests, cp=cp, page=page, rotation=rotation)
+    traces: list[TraceRun] | list[ServiceRun] = []
+    if trace is None and (names or pool is not None):
+        _refuse_without_trace(
+            requests=requests, cp=cp, page=page, rotation=rotation, pool=pool, chunk=chunk, every=every
+        )
+    elif trace is not None and pool is not None:
+        _refuse_together("--pool", rotation=rotation)
+        traces = choose_services(
+            trace,
+            limit=requests,
+            worlds=world or [],
+            ranks=cp,
+            page_size=page,
+            pool=pool,
+            chunk=chunk,
+            every=every,
+            setting=setting,
+        )
     else:
+        _refuse_without_pool(chunk=chunk, every=every)
         traces = choose_traces(
             trace or EMBEDDED,
             limit=requests,
@@ -195,4 +239,26 @@ def _refuse_without_trace(**options: object) -> None:
             expected="a trace to run",
             received="scenarios alone, which say such things themselves",
             fix=f"Add --trace FILE, or --trace {EMBEDDED}.",
+        )
+
+
+def _refuse_without_pool(**options: object) -> None:
+    given = [f"--{name}" for name, value in options.items() if value is not None]
+    if given:
+        raise InvalidInput(
+            ", ".join(given),
+            expected="a trace through the engine",
+            received="none",
+            fix="Add --trace FILE and --pool 25%.",
+        )
+
+
+def _refuse_together(option: str, **others: object) -> None:
+    given = [f"--{name}" for name, value in others.items() if value is not None]
+    if given:
+        raise InvalidInput(
+            ", ".join(given),
+            expected=f"no such option with {option}",
+            received=" ".join(given),
+            fix="The engine begins each request in turn on another rank.",
         )

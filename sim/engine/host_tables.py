@@ -6,7 +6,7 @@ alike on all ranks; bytes are moved by a :class:`Bytes`, of which each rank has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -24,9 +24,9 @@ from refmodel.serving.radix import Hit, HitMode, RadixTree
 from refmodel.serving.write_policy import HitCounts
 from sim.engine.host_bytes import Bytes
 from sim.engine.loading import Loading, Loadings, cache_layers
-from sim.engine.request import Request
+from sim.engine.request import Found, Request
 from sim.engine.truth import Ids
-from sim.histories.history import DropHost, History, Prefetch
+from sim.histories.history import DropHost, History, Prefetch, Submit
 
 Plan = TypeVar("Plan")
 
@@ -123,22 +123,37 @@ class HostTables:
 
     # -- to the device -----------------------------------------------------------------------------------
 
-    def load_back(self, name: str, tokens: Sequence[int], hashes: Ids, hit: Hit, now: int) -> Hit:
+    def load_back(self, wanted: Submit, ids: Ids, hashes: Ids, hit: Hit, now: int) -> tuple[Hit, Found]:
         """What follows a hit on the host is put in the tree, and loaded when it is first read (H3, H4).
 
-        The node of the hit is locked, before and after. If there are no pages to load into, the hit stays.
+        With ``prefetch`` storage is asked first. The node of the hit is locked, before and after. If there
+        are no pages to load into, the hit stays.
         """
-        first = hit.valid // self.grid.page_size
-        keys = page_keys(hashes, self.grid.page_size)[first : self._most_pages(len(tokens))]
-        count = self.host.usable_prefix(keys) if hit.valid < len(tokens) - 1 else 0
+        P, first = self.grid.page_size, hit.valid // self.grid.page_size
+        keys = page_keys(hashes, P)[first : self._most_pages(len(ids))] if hit.valid < len(ids) - 1 else []
+        fetched = self._fetch_ahead(keys, now) if wanted.prefetch else frozenset()
+        longer = self._load(wanted.request, ids, keys, hit, now)
+        loaded = longer.valid - hit.valid
+        stored = min(loaded, P * sum(key in fetched for key in keys[: num_pages(longer.valid, P) - first]))
+        return longer, Found(hit.valid, loaded - stored, stored)
+
+    def _fetch_ahead(self, keys: Sequence[int], now: int) -> frozenset[int]:
+        """What storage has behind that which the host has; the keys that are on the host thanks to it."""
+        behind = keys[self.host.usable_prefix(keys) :]
+        behind = behind[: next((i for i, key in enumerate(behind) if key not in self.stored), len(behind))]
+        return self._fetch(behind, {}, now) if behind else frozenset()
+
+    def _load(self, name: str, ids: Ids, keys: Sequence[int], hit: Hit, now: int) -> Hit:
+        """The leading keys that the host has; the hit that they make."""
+        first, count = hit.valid // self.grid.page_size, self.host.usable_prefix(keys)
         landing = self._land(self.host.plan_load(keys[:count], now)) if count else None
         if landing is None:
             return hit
         stop = (first + count) * self.grid.page_size
-        inserted = self.tree.insert(tokens[:stop], [*hit.pages[:first], *landing.pages], now)
+        inserted = self.tree.insert(ids[:stop], [*hit.pages[:first], *landing.pages], now)
         self.lanes.cache(inserted.adopted)
         self.loads.under_way.append(Loading(name, landing))
-        longer = self.tree.match(tokens, now)
+        longer = self.tree.match(ids, now)
         self.tree.lock(longer.node)
         self.tree.unlock(hit.node)
         return longer
@@ -185,18 +200,23 @@ class HostTables:
         keys = self._stored_keys(wanted.request, request, wanted.pages)
         for named in wanted.arrived:
             self._require_cache(named)
+        self._fetch(keys, {str(cache): pages for cache, pages in wanted.arrived.items()}, now)
+
+    def _fetch(self, keys: Sequence[int], most: Mapping[str, int], now: int) -> frozenset[int]:
+        """Stored pages to the host, of each cache at most so many; the keys of those that came whole."""
         lanes = [self.stored[key] for key in keys]
         count = self.bytes.available(keys, lanes)
-        fill = _as_many(count, lambda most: self.host.plan_prefetch(keys[:most], lanes[:most], now))
+        fill = _as_many(count, lambda count: self.host.plan_prefetch(keys[:count], lanes[:count], now))
         if fill is None:
-            return
+            return frozenset()
         moves = len(fill.moves)
-        least = {str(cache): min(moves, pages) for cache, pages in wanted.arrived.items()}
+        least = {cache: min(moves, pages) for cache, pages in most.items()}
         arrived = dict.fromkeys(self.host.layers, moves) | least
         self.bytes.fetch(fill, keys, arrived)
         for cache, pages in arrived.items():
             self.host.arrived(fill, cache, pages)
-        self.host.close(fill)
+        torn = self.host.close(fill)
+        return frozenset(move.key for move in fill.moves).difference(torn)
 
     def spoil(self, name: str, request: Request, page: int, cache: str, how: str) -> None:
         """The file of one page goes bad, which nobody knows but the rank that reads it."""

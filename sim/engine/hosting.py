@@ -7,7 +7,6 @@ copy travels between ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 
 import torch
 
@@ -64,8 +63,10 @@ class Hosting:
                 pool.store(mine, layer, self._device_pages(cache, layer))
         if self.shelf is not None:
             own = [move for move in fill.moves if move.lane == self.rank and move.host_page in mine.host]
-            for move, cache in product(own, self.pools):
-                self.shelf.put(move.key, cache, self._taken_out(cache, move.host_page))
+            for cache in self.pools:
+                contents = self._taken_out(cache, [move.host_page for move in own])
+                for move, data in zip(own, contents, strict=True):
+                    self.shelf.put(move.key, cache, data)
 
     def bring(self, landing: Landing, cache: str, layer: int) -> None:
         """One layer of a cache of a load to the device; what moved comes from another rank (H4)."""
@@ -105,14 +106,15 @@ class Hosting:
 
     # -- host and storage --------------------------------------------------------------------------------
 
-    def _taken_out(self, cache: str, host_page: int) -> bytes:
-        """The bytes of a host page, layer by layer: the same whatever the layout."""
-        pool, staged = self.pools[cache], self._staged(cache, 1)
+    def _taken_out(self, cache: str, host_pages: Sequence[int]) -> list[bytes]:
+        """The bytes of each host page, layer by layer: the same whatever the layout."""
+        pool, count = self.pools[cache], len(host_pages)
         layers = []
         for layer in range(pool.layers):
-            pool.load(PagePairs((host_page,), (1,)), layer, staged)
-            layers.append(staged[1].cpu().numpy().tobytes())
-        return b"".join(layers)
+            staged = self._staged(cache, count)
+            pool.load(PagePairs(tuple(host_pages), tuple(range(1, count + 1))), layer, staged)
+            layers.append(staged[1:].cpu().numpy())
+        return [b"".join(layer[i].tobytes() for layer in layers) for i in range(count)]
 
     def _put_in(self, cache: str, host_page: int, data: bytes) -> None:
         pool, staged = self.pools[cache], self._staged(cache, 1)

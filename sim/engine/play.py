@@ -80,15 +80,20 @@ def apply(engine: Engine, step: Step, before: int | None = None) -> Done:
     """Do one step. ``before``: the fingerprint of the tables, for those who know it."""
     if before is None:
         before = engine.tables.fingerprint()
-    refusal, unchanged = None, False
-    try:
-        getattr(engine, step.name)(getattr(step, step.name))
-    except InvalidInput as refused:
-        refusal, unchanged = str(refused), True
-    except OutOfPages as refused:  # what was evicted before stays so
-        refusal = str(refused)
+    refusal, unchanged = attempt(engine, step)
     after, found = engine.tables.fingerprint(), engine.storage.findings
     if unchanged and after != before:
         found.append(Finding("L1", f"tables after a refused {step.name}", "as before", "others"))
     engine.storage.findings = []
     return Done(refusal, tuple(found), after)
+
+
+def attempt(engine: Engine, step: Step) -> tuple[str | None, bool]:
+    """Do one step: (why it was refused, whether it then must have changed nothing)."""
+    try:
+        getattr(engine, step.name)(getattr(step, step.name))
+    except InvalidInput as refused:
+        return str(refused), True
+    except OutOfPages as refused:  # what was evicted before stays so
+        return str(refused), False
+    return None, False

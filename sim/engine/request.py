@@ -7,7 +7,8 @@ from enum import Enum
 
 import numpy as np
 
-from sim.engine.truth import Ids, fresh_ids, prefix_hashes
+from sim.engine.truth import Ids, block_ids, fresh_ids, prefix_hashes
+from sim.histories.history import Submit
 
 
 class Phase(Enum):
@@ -15,6 +16,15 @@ class Phase(Enum):
 
     PREFILL = "prefill"  # tokens of its prompt are not computed yet
     READY = "ready"  # all of them are: it may decode, or finish
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Tokens of a prompt that were in cache when it came, by where they were (L4, H3)."""
+
+    device: int
+    host: int = 0  # and were put there before it came
+    storage: int = 0  # and were fetched for it
 
 
 @dataclass(slots=True)
@@ -28,6 +38,8 @@ class Request:
     valid: int  # tokens whose KV is in cache
     node: int  # of the tree, locked for it
     rotation: int = 0
+    found: Found = Found(0)
+    is_remembered: bool = True  # when it has left, so that others may be like it
 
     @property
     def phase(self) -> Phase:
@@ -38,16 +50,15 @@ class Request:
         """Tokens to compute."""
         return len(self.ids) - self.valid
 
-    def tokens(self, stop: int) -> list[int]:
-        """Its first ids, as the tree takes them."""
-        return [int(each) for each in self.ids[:stop]]
-
     def fingerprint(self) -> tuple[int, ...]:
         return self.number, len(self.ids), self.valid, self.node, self.rotation, *self.pages
 
 
-def prompt(number: int, length: int, like: Request | None, shared: int) -> tuple[Ids, Ids]:
-    """(ids, hashes) of a prompt whose first ``shared`` ids are those of ``like``."""
-    head = like.ids[:shared] if like is not None else fresh_ids(number, 0, 0)
-    ids = np.concatenate([head, fresh_ids(number, len(head), length)])
+def prompt(number: int, wanted: Submit, like: Request | None) -> tuple[Ids, Ids]:
+    """(ids, hashes) of a prompt: of its blocks, or the first ids of ``like`` and then new ones."""
+    if wanted.blocks is not None:
+        ids = block_ids(wanted.blocks, wanted.tokens_a_block, wanted.tokens)
+    else:
+        head = like.ids[: wanted.shared] if like is not None else fresh_ids(number, 0, 0)
+        ids = np.concatenate([head, fresh_ids(number, len(head), wanted.tokens)])
     return ids, prefix_hashes(ids)

@@ -14,7 +14,7 @@ from refmodel.serving.radix import RadixTree
 from refmodel.serving.request_pages import copy_lane, copy_on_write, end_of_chunk
 from sim.engine.decode_server import Decoding
 from sim.engine.host_tables import HostTables
-from sim.engine.request import Phase, Request, prompt
+from sim.engine.request import Found, Phase, Request, prompt
 from sim.engine.sending import Transfers
 from sim.engine.truth import prefix_hashes
 from sim.engine.turn import Copy, Turn
@@ -33,7 +33,10 @@ class Tables:
         self.lanes = Lanes(self.grid, history.pages_per_lane)
         self.tree = RadixTree(history.page_size, history.hit_mode, bigram=history.bigram)
         self.requests: dict[str, Request] = {}
-        self.seen: dict[str, Request] = {}  # also those that have left, which others may be like
+        # Also those that have left, which others may be like; of those made of blocks only the name is kept.
+        self.seen: dict[str, Request] = {}
+        self.names: set[str] = set()  # of all requests ever
+        self.evicted_pages = 0  # that left the tree so far
         self.transfers = Transfers(history)
         self.host = host_tables(history, self)
         self.now = 0  # steps so far: the logical time
@@ -44,22 +47,28 @@ class Tables:
         """A new request: what it hits is locked, so that nobody evicts it (L4, L6)."""
         like = self._like(wanted)
         self._check_size(wanted)
-        number = len(self.seen)
-        ids, hashes = prompt(number, wanted.tokens, like, wanted.shared)
-        tokens = [int(each) for each in ids]
-        hit = self.tree.match(tokens, self.now)
+        if wanted.prefetch and (self.host is None or not self.host.history.storage):
+            raise InvalidInput("storage", expected="on", received="off", where=Where(request=wanted.request))
+        number = len(self.names)
+        ids, hashes = prompt(number, wanted, like)
+        hit = self.tree.match(ids, self.now)
         self.tree.lock(hit.node)
+        found = Found(hit.valid)
         if self.host is not None:
-            hit = self.host.load_back(wanted.request, tokens, hashes, hit, self.now)
+            hit, found = self.host.load_back(wanted, ids, hashes, hit, self.now)
         rotation = number % self.grid.world_size if self.rotate else 0
-        request = Request(number, ids, hashes, list(hit.pages), hit.valid, hit.node, rotation)
+        remembered = wanted.blocks is None
+        request = Request(
+            number, ids, hashes, list(hit.pages), hit.valid, hit.node, rotation, found, remembered
+        )
         self.requests[wanted.request] = self.seen[wanted.request] = request
+        self.names.add(wanted.request)
         if self.host is not None:
             self.host.used(request, 0, self.now)
 
     def _like(self, wanted: Submit) -> Request | None:
         where = Where(request=wanted.request)
-        if wanted.request in self.seen:
+        if wanted.request in self.names:
             raise InvalidInput("request", expected="a new name", received="one seen before", where=where)
         if wanted.like is not None and wanted.like not in self.seen:
             raise unknown(wanted.like)
@@ -88,7 +97,7 @@ class Tables:
         return self.requests[name]
 
     def once_known(self, name: str) -> Request:
-        """A request that may have left."""
+        """A request that may have left, unless it was made of blocks."""
         if name not in self.seen:
             raise unknown(name)
         return self.seen[name]
@@ -113,7 +122,7 @@ class Tables:
     def finish(self, name: str) -> None:
         """A request leaves; its pages, in mode TOKEN its tail too, stay in the tree (L4, L6)."""
         (request,) = self.in_phase([name], Phase.READY)
-        inserted = self.tree.insert(request.tokens(request.valid), request.pages, self.now, finished=True)
+        inserted = self.tree.insert(request.ids[: request.valid], request.pages, self.now, finished=True)
         self.lanes.cache(inserted.adopted)
         self.lanes.free(inserted.duplicates + inserted.rest)
         self._leave(name)
@@ -128,8 +137,11 @@ class Tables:
     def _leave(self, name: str) -> None:
         if self.host is not None:
             self.host.loads.leave(name)
-        self.tree.unlock(self.requests.pop(name).node)
+        request = self.requests.pop(name)
+        self.tree.unlock(request.node)
         self.transfers.leave(name)
+        if not request.is_remembered:
+            del self.seen[name]
 
     def extend_there(self, name: str) -> Decoding:
         """One sampled token more on decode. Prefill keeps what it sent; others may be like all of it."""
@@ -151,6 +163,7 @@ class Tables:
 
     def _evict(self, lane: int) -> tuple[int, ...]:
         evicted = self.tree.evict(lane, self.grid.world_size)
+        self.evicted_pages += len(evicted)
         if self.host is not None:
             self.host.left(evicted, self.now)
         return evicted
@@ -184,7 +197,7 @@ class Tables:
         """Whole pages go to the tree, and the request is bound to the tree's (L6)."""
         request = turn.request
         request.ids, request.hashes, request.valid = turn.ids, turn.hashes, turn.extent.end
-        ended = end_of_chunk(self.tree, request.tokens(request.valid), pages, self.now)
+        ended = end_of_chunk(self.tree, request.ids[: request.valid], pages, self.now)
         self.lanes.cache(ended.adopted)
         self.lanes.free(ended.duplicates)
         self.tree.lock(ended.node)

@@ -7,6 +7,8 @@ reads another tag.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,6 +39,13 @@ def fresh_ids(request: int, start: int, stop: int) -> Ids:
     """Token ids of positions [start, stop) that no other request has."""
     places = np.arange(start, stop, dtype=np.uint64)
     return _mixed(places * _STEP + _times(request + 1, _MIX[1]))
+
+
+def block_ids(blocks: Sequence[int], block_tokens: int, stop: int) -> Ids:
+    """The first token ids of blocks: a function of the number of the block and the place in it."""
+    numbers = np.repeat(np.array(blocks, dtype=np.uint64), block_tokens)[:stop]
+    places = np.arange(len(numbers), dtype=np.uint64) % np.uint64(block_tokens)
+    return _mixed(_mixed(numbers + _STEP) + places * _STEP)
 
 
 def prefix_hashes(ids: Ids) -> Ids:

@@ -14,6 +14,7 @@ from sim.cases.library import AnyScenario, catalogue, find_scenarios
 from sim.faults.fault import check_faults
 from sim.gate.record import Entry, Report, broken, entry_of, report_of
 from sim.gate.runs import Worlds, check_scenario, choose_runs, run_all
+from sim.gate.services import ServiceRun, run_service
 from sim.gate.setting import Setting
 from sim.gate.traces import TraceRun, run_trace
 from sim.timeline import Timed, timed_run
@@ -26,7 +27,7 @@ class Campaign:
     """What runs: scenarios on kinds of worlds, then traces."""
 
     scenarios: Sequence[tuple[AnyScenario, str]]
-    traces: Sequence[TraceRun]
+    traces: Sequence[TraceRun | ServiceRun]
     whole_catalogue: bool
     setting: Setting
 
@@ -45,7 +46,7 @@ def named_scenarios(names: Sequence[str]) -> list[AnyScenario]:
 
 def plan_campaign(
     scenarios: Sequence[AnyScenario],
-    traces: Sequence[TraceRun],
+    traces: Sequence[TraceRun | ServiceRun],
     *,
     worlds: Sequence[str],
     named: bool,
@@ -104,7 +105,11 @@ def _run_traces(campaign: Campaign, tick: Tick, timed: list[Timed]) -> Iterator[
     first: Entry | None = None
     for trace in campaign.traces:
         with trace.open_world() as world:
-            entry = run_trace(trace, world, partial(tick, f"trace on {trace.world}"), timed)
+            label = partial(tick, f"trace on {trace.world}")
+            if isinstance(trace, ServiceRun):
+                entry = run_service(trace, world, label, timed)
+            else:
+                entry = run_trace(trace, world, label, timed)
         first = first or entry
         yield _agreeing(entry, first)
 

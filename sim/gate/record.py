@@ -56,6 +56,31 @@ class TraceNumbers(msgspec.Struct, frozen=True):
     bytes_replicated: int  # KV that every rank would hold without sharing
 
 
+class ServiceNumbers(msgspec.Struct, frozen=True):
+    """What a trace was that the serving engine served, and what came of it."""
+
+    source: str  # a file, or "embedded"
+    world_size: int
+    page_size: int
+    chunk: int  # most new tokens of a forward
+    pool: float  # percent of the distinct pages
+    distinct_pages: int  # that a cache without an end would hold
+    pages_per_lane: int
+    host_pages_per_lane: int
+    requests: int  # that finished
+    tokens: int  # of their prompts
+    device_tokens: int  # of them, found in cache on the device
+    host_tokens: int  # and on the host
+    storage_tokens: int  # and in storage
+    chunks: int  # of prompts, computed
+    decodes: int  # tokens sampled
+    evicted_pages: int  # from the device
+    returned: int  # requests sent back to the queue, as lanes were full
+    dropped: int  # requests that got no pages even alone
+    peak_live_tokens: int  # slots of pages that were not free
+    bytes_per_live_token: float  # that the tables of a rank held for tokens, at most
+
+
 class Entry(msgspec.Struct, frozen=True):
     """One scenario, or one trace, on one world."""
 
@@ -77,6 +102,7 @@ class Entry(msgspec.Struct, frozen=True):
     findings: list[Broken]
     held: bool
     trace: TraceNumbers | None = None
+    service: ServiceNumbers | None = None  # of a trace with --pool
 
 
 class Reachability(msgspec.Struct, frozen=True):

@@ -151,7 +151,7 @@ def choose_traces(
         TraceRun(
             source=source,
             requests=requests,
-            world=_sized(world, ranks),
+            world=sized(world, ranks),
             page_size=DEFAULT_PAGE if page_size is None else page_size,
             rotation=rotation or "none",
             setting=setting,
@@ -160,7 +160,8 @@ def choose_traces(
     ]
 
 
-def _sized(world: str, ranks: int | None) -> str:
+def sized(world: str, ranks: int | None) -> str:
+    """ "lockstep" → "lockstep:8": with the ranks asked for, where the name has none of its own."""
     kind, size = kind_and_size(world)
     if size is not None and ranks is not None and size != ranks:
         raise InvalidInput(

@@ -8,6 +8,7 @@ import msgspec
 
 from refmodel.errors import CpkvError, InvalidInput
 from refmodel.laws import law
+from refmodel.layout.geometry import ceil_div
 from refmodel.storage.reuse import ViewPath
 from sim.histories.history import OPERATIONS, History, Step, Submit
 from sim.histories.settings import key_of, server_settings
@@ -59,6 +60,7 @@ def _of_a_step(step: Step, history: History, submitted: set[str]) -> Iterator[Co
         yield from _of_the_names(step, submitted)
         if step.submit is not None:
             yield from _of_a_submit(step.submit, submitted)
+            yield from _of_the_blocks(step.submit, history)
     known = submitted | ({step.submit.request} if step.submit else set())
     for name in step.expect.valid:
         if name not in known:
@@ -92,3 +94,18 @@ def _of_a_submit(submit: Submit, submitted: set[str]) -> Iterator[Contradiction]
         yield "submit.shared", "no such key without like", submit.shared
     if submit.shared > submit.tokens:
         yield "submit.shared", f"at most {submit.tokens}, the prompt", submit.shared
+
+
+def _of_the_blocks(submit: Submit, history: History) -> Iterator[Contradiction]:
+    if submit.prefetch and not history.storage:
+        yield "submit.prefetch", "false without storage", submit.prefetch
+    if submit.blocks is None:
+        if submit.block_tokens is not None:
+            yield "submit.block_tokens", "no such key without blocks", submit.block_tokens
+        return
+    if submit.like is not None:
+        yield "submit.like", "no such key with blocks, which say all tokens", submit.like
+    needed = ceil_div(submit.tokens, submit.tokens_a_block)
+    if len(submit.blocks) != needed:
+        of_so_many = f"{needed} for {submit.tokens} tokens, one for {submit.tokens_a_block}"
+        yield "submit.blocks", of_so_many, len(submit.blocks)

@@ -18,13 +18,30 @@ Setting = Literal["split", "chunk", "host_layout", "decode_page_size", "backend"
 HostCacheName = Literal["kv", "index", "draft_kv", "draft_index"]
 
 
-class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A new request: it is matched against the tree, and waits for its first chunk."""
+BLOCK_TOKENS = 512  # of a block, as in Mooncake's traces
+BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A new request: it is matched against the tree, and waits for its first chunk.
+
+    Its prompt is new, or begins as that of another request, or is made of blocks: equal blocks have equal
+    tokens, whoever names them.
+    """
 
     request: Text
     tokens: Tokens  # of its prompt
     like: Text | None = None  # a request whose first tokens it shares
     shared: AtLeast0 = 0  # so many
+    blocks: list[Annotated[int, msgspec.Meta(ge=0, le=2**62)]] | None = (
+        None  # the last may be cut by ``tokens``
+    )
+    block_tokens: AtLeast1 | None = None  # tokens of a block; 512 if not said
+    prefetch: bool = False  # what storage has of it comes to the host first; with storage only
+
+    @property
+    def tokens_a_block(self) -> int:
+        return self.block_tokens or BLOCK_TOKENS
 
 
 class Evict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -29,17 +29,8 @@ def history_file(history: History) -> str:
     # Where it was read is no key of a file.
     plain = msgspec.to_builtins(msgspec.structs.replace(history, file=""))
     head = {key: value for key, value in plain.items() if key != "history"}
-    steps = [_without_defaults(step) for step in plain["history"]]
     text = _dump(head) if head else ""
-    return f"{text}history:\n" + "".join(f"- {_dump(step, flow=True)}" for step in steps)
-
-
-def _without_defaults(step: dict[str, object]) -> dict[str, object]:
-    """A step as one writes it by hand: a submit without its ``like: null``."""
-    submit = step.get("submit")
-    if isinstance(submit, dict) and submit.get("like") is None:
-        step = step | {"submit": {key: submit[key] for key in ("request", "tokens")}}
-    return step
+    return f"{text}history:\n" + "".join(f"- {_dump(step, flow=True)}" for step in plain["history"])
 
 
 def _dump(value: object, *, flow: bool | None = None) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refmodel.laws import LAWS
-from sim.gate.record import Broken, Entry, Report, TraceNumbers
+from sim.gate.record import Broken, Entry, Report, ServiceNumbers, TraceNumbers
 
 HELD = ("held", "green")
 BROKE = ("broke", "bold red")
@@ -26,6 +26,8 @@ def print_report(report: Report, console: Console) -> None:
     for entry in report.runs:
         if entry.trace is not None:
             _print_trace(entry, entry.trace, console)
+        if entry.service is not None:
+            _print_service(entry, entry.service, console)
     _print_marks(report, console)
     for entry in report.broken:
         print_failure(entry, console)
@@ -76,6 +78,43 @@ def _print_trace(entry: Entry, trace: TraceNumbers, console: Console) -> None:
             f"{_size(trace.bytes_replicated)}; a token is {token_bytes} B",
         ),
         ("moved", f"{_size(trace.bytes_moved)} in {entry.collectives:,} collectives"),
+        ("checked", f"{entry.rows_checked:,} rows in {entry.seconds:.1f} s"),
+        ("digest", entry.digest or "none"),
+    )
+    _print_pairs(rows, console)
+    console.print()
+
+
+def _print_service(entry: Entry, service: ServiceNumbers, console: Console) -> None:
+    found = (service.device_tokens, service.host_tokens, service.storage_tokens)
+    device, host, storage = (f"{tokens / max(1, service.tokens):.1%}" for tokens in found)
+    gone = [(service.returned, "sent back to the queue"), (service.dropped, "given up")]
+    console.print(
+        f"trace {service.source} through the engine on {entry.world}, pages of {service.page_size}, "
+        f"chunks of {service.chunk:,}",
+        soft_wrap=True,
+    )
+    rows = (
+        (
+            "requests",
+            ", ".join(
+                [
+                    f"{service.requests:,}, {service.tokens:,} tokens in {service.chunks:,} chunks",
+                    f"{service.decodes:,} decoded",
+                    *(f"{count:,} {what}" for count, what in gone if count),
+                ]
+            ),
+        ),
+        ("found", f"{device} on the device, {host} on the host, {storage} in storage"),
+        (
+            "pool",
+            f"{service.pages_per_lane:,} pages a lane, {service.pool:g}% of {service.distinct_pages:,} in "
+            f"all, {service.host_pages_per_lane:,} on the host; {service.evicted_pages:,} evicted",
+        ),
+        (
+            "live tokens",
+            f"at most {service.peak_live_tokens:,}; tables hold {service.bytes_per_live_token:.1f} B a token",
+        ),
         ("checked", f"{entry.rows_checked:,} rows in {entry.seconds:.1f} s"),
         ("digest", entry.digest or "none"),
     )
