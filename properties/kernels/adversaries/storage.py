@@ -1,0 +1,1 @@
+"""Wrong kernels of the operations in :mod:`refmodel.ops.storage`."""
