@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from properties.kernels.handling import Views
+from properties.kernels.handling import Handling, Views
+from refmodel.ops.op import Arguments, Op
 
 _LEAST_GUARD = 1024  # bytes
 _MOST_GUARD = 1 << 16
@@ -75,6 +78,51 @@ def guarded(
     stain(buffer.view(dtype), poison, finite=finite)
     view = buffer[first:].view(dtype).as_strided(shape, stride, (shift + first) // itemsize)
     return Guarded(view, buffer, buffer.clone(), first)
+
+
+def memory_for(
+    arguments: Arguments, handling: Handling, *, poison: int = 0, device: str = "cpu"
+) -> dict[str, Guarded]:
+    """Guarded memory for each tensor among the arguments, by name."""
+    return {
+        name: guarded(
+            tuple(value.shape),
+            value.dtype,
+            handling.views,
+            poison=poison,
+            finite=handling.finite,
+            device=device,
+        )
+        for name, value in arguments.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def room_for(
+    op: Op, arguments: Arguments, handling: Handling, *, poison: int = 0, device: str = "cpu"
+) -> tuple[Guarded, ...]:
+    """Guarded memory for the results."""
+    return tuple(
+        guarded(space.shape, space.dtype, handling.views, poison=poison, device=device)
+        for space in op.spaces(**arguments)
+    )
+
+
+def filled(memory: Mapping[str, Guarded], arguments: Arguments) -> dict[str, Any]:
+    """The arguments, with tensors in this memory."""
+    for name, place in memory.items():
+        place.fill(arguments[name])
+    return {name: memory[name].view if name in memory else value for name, value in arguments.items()}
+
+
+def handed_over(op: Op, arguments: dict[str, Any], handling: Handling) -> dict[str, Any]:
+    """The arguments of a case as a kernel gets them, ``out`` among them if there is to be one."""
+    values = handling.values(op, arguments)
+    given = filled(memory_for(values, handling), values)
+    if handling.out:
+        out = tuple(one.view for one in room_for(op, values, handling))
+        given["out"] = out[0] if len(out) == 1 else out
+    return given
 
 
 def _strides(shape: tuple[int, ...], views: Views) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import torch
 
 from properties.kernels import faults
 from properties.kernels.cases.case import Case
-from properties.kernels.guarded import Guarded, guarded, stain
+from properties.kernels.guarded import Guarded, filled, memory_for, room_for, stain
 from properties.kernels.handling import PLAIN, Handling
 from refmodel.errors import Finding
 from refmodel.ops.op import Arguments, Op, Results
@@ -74,7 +74,7 @@ class Trial:
     def alone(self, case: Case) -> Finding | None:
         """One run of a case that is too large for more."""
         arguments = PLAIN.values(self.op, case.arguments())
-        run = self._run(arguments, self._memory(arguments, PLAIN, 0), PLAIN, 0)
+        run = self._run(arguments, memory_for(arguments, PLAIN, poison=0, device=self.device), PLAIN, 0)
         return run.fault or self._judged([run])
 
     # -- the candidate's runs ------------------------------------------------------------------------------
@@ -83,31 +83,17 @@ class Trial:
         """Each run as it was made. One with a fault may be the last that is worth having."""
         first = handling.values(self.op, case.arguments())
         other = handling.values(self.op, replace(case, seed=case.seed + 1).arguments())
-        memory = self._memory(first, handling, 0)
+        memory = memory_for(first, handling, poison=0, device=self.device)
         earlier = self._run(first, memory, handling, 0)
         yield earlier
         if not _alike(first, other):
-            memory = self._memory(other, handling, 0)
+            memory = memory_for(other, handling, poison=0, device=self.device)
         run = self._run(other, memory, handling, 0, "with other values in the same tensors")
         yield replace(run, fault=run.fault or _overwritten(earlier))
-        memory = self._memory(first, handling, 1)
+        memory = memory_for(first, handling, poison=1, device=self.device)
         # Of one that is declared deterministic, the last run is repeated.
         for _ in range(1 + (_REPEATS if self.candidate.capabilities.deterministic else 0)):
             yield self._run(first, memory, handling, 1, "again, with other poison in memory")
-
-    def _memory(self, arguments: Arguments, handling: Handling, poison: int) -> dict[str, Guarded]:
-        return {
-            name: guarded(
-                tuple(value.shape),
-                value.dtype,
-                handling.views,
-                poison=poison,
-                finite=handling.finite,
-                device=self.device,
-            )
-            for name, value in arguments.items()
-            if isinstance(value, torch.Tensor)
-        }
 
     def _run(
         self,
@@ -117,13 +103,8 @@ class Trial:
         poison: int,
         name: str = "",
     ) -> Run:
-        for argument, place in memory.items():
-            place.fill(arguments[argument])
+        given = filled(memory, arguments)
         out = self._out(arguments, handling, poison)
-        given = {
-            argument: memory[argument].view if argument in memory else value
-            for argument, value in arguments.items()
-        }
         try:
             results, copies = self._call(given, None if out is None else tuple(one.view for one in out))
             self._check_kinds(arguments, results)
@@ -149,15 +130,11 @@ class Trial:
         return results, copies
 
     def _out(self, arguments: Arguments, handling: Handling, poison: int) -> tuple[Guarded, ...] | None:
-        spaces = self.op.spaces(**arguments)
-        if not handling.out:
-            for space in spaces:  # so that memory which is recycled has no answer in it
-                _leave_poison(space.shape, space.dtype, self.device, poison)
-            return None
-        return tuple(
-            guarded(space.shape, space.dtype, handling.views, poison=poison, device=self.device)
-            for space in spaces
-        )
+        if handling.out:
+            return room_for(self.op, arguments, handling, poison=poison, device=self.device)
+        for space in self.op.spaces(**arguments):  # so that memory which is recycled has no answer in it
+            _leave_poison(space.shape, space.dtype, self.device, poison)
+        return None
 
     # -- what shows at once --------------------------------------------------------------------------------
 
