@@ -12,7 +12,7 @@ from math import prod
 import torch
 import torch.distributed as dist
 
-from refmodel.collectives import gather_buffers, rank_and_size
+from refmodel.collectives import current_site, gather_buffers, rank_and_size
 from refmodel.layout.geometry import Extent, Grid, num_pages
 from refmodel.layout.ownership import PageTable
 from refmodel.layout.plan import Plan, plan_batch
@@ -35,7 +35,8 @@ def _gather_rerange(
     local: torch.Tensor, prefixes: Ints, tokens: Ints, page_size: int, group: dist.ProcessGroup
 ) -> Results:
     plan = _plan(prefixes, tokens, Grid(group.size(), page_size))
-    return (plan.rerange(gather_buffers(local, plan.row_counts, group=group, site="gather_rerange")),)
+    site = current_site() or "gather_rerange"
+    return (plan.rerange(gather_buffers(local, plan.row_counts, group=group, site=site)),)
 
 
 GATHER_RERANGE = Op(
@@ -92,7 +93,7 @@ def _gather_materialize(
     ]
     index = view_index(view_layout(tables, valid, grid), rank, local_pages=len(shard), device=shard.device)
     pages = Shard(grid, rank, Format("bytes", sum(fields), _Opaque(tuple(fields))), shard.contiguous())
-    return (materialize(pages, index, group=group, site="gather_materialize"),)
+    return (materialize(pages, index, group=group, site=current_site() or "gather_materialize"),)
 
 
 GATHER_MATERIALIZE = Op(

@@ -63,9 +63,13 @@ class ViewLayout:
     @cached_property
     def pages(self) -> torch.Tensor:
         """[pages] logical pages of all requests, in batch and position order."""
-        P = self.grid.page_size
-        used = zip(self.tables, self.valid, strict=True)
-        return torch.cat([table.pages[: num_pages(valid, P)] for table, valid in used])
+        used = zip(self.tables, self.request_pages, strict=True)
+        return torch.cat([table.pages[:count] for table, count in used])
+
+    @property
+    def request_pages(self) -> list[int]:
+        """[requests] how many pages of each request are in the view."""
+        return [num_pages(valid, self.grid.page_size) for valid in self.valid]
 
     @cached_property
     def rank_major(self) -> torch.Tensor:

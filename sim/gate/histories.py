@@ -15,6 +15,7 @@ from sim.failures import RunFailed, WorldUnavailable
 from sim.gate.judge import fallbacks_unwarned, finding_of, folded, run_quietly
 from sim.gate.setting import PLAIN, Setting
 from sim.histories.history import History
+from sim.kernels.uses import NO_USES, Uses
 from sim.surface.group import Span
 from sim.world import World
 
@@ -33,6 +34,7 @@ class HistoryVerdict:
     spans: tuple[tuple[Span, ...], ...] = ()
     schedule: str = ""  # the token that replays it; of lockstep only
     retried: bool = False
+    uses: Uses = NO_USES  # of kernels, by all ranks
 
     fallbacks = 0  # a history does not say how rows are written
 
@@ -54,13 +56,13 @@ class HistoryVerdict:
 def try_history(world: World, history: History, setting: Setting = PLAIN) -> HistoryVerdict:
     """Play a history and judge it. A run that fails is a finding; a world that is missing is an error."""
     try:
-        run = run_quietly(world, _play_unwarned, history, setting)
+        run, uses = run_quietly(world, _play_unwarned, history, setting)
     except WorldUnavailable:
         raise
     except RunFailed as failure:
         return HistoryVerdict((finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
     findings = tuple(judge_history(history, run.results))
-    return HistoryVerdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried)
+    return HistoryVerdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried, uses)
 
 
 def _play_unwarned(group: dist.ProcessGroup, history: History) -> Played:
