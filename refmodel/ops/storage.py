@@ -10,11 +10,11 @@ from refmodel.layout.geometry import Grid, num_pages
 from refmodel.layout.ownership import PageTable
 from refmodel.layout.rows import buffer_rows, pad_rows
 from refmodel.ops.judges import equal_bytes
-from refmodel.ops.op import Argument, Cost, Kind, Op, Result, Results, Space
+from refmodel.ops.op import Argument, Arguments, Cost, Kind, Op, Result, Results, Space
 from refmodel.ops.placing import read, written
 from refmodel.storage.codecs import as_bytes, as_type
 from refmodel.storage.formats import Format, index_format
-from refmodel.storage.pages import read_rows
+from refmodel.storage.pages import byte_offsets, read_rows
 from refmodel.storage.shard import Shard, destinations
 from refmodel.storage.view import assemble, contribute, view_index, view_layout
 
@@ -155,7 +155,10 @@ MLA_READ = Op(
     results=(Result("rows", "[n, width]", "of the dtype of the cache"),),
     reference=_mla_read,
     spaces=lambda cache, slots: (Space((len(slots), cache.shape[1]), cache.dtype),),
-    judge=read(lambda arguments: arguments["slots"].long() * arguments["cache"][:1].nbytes, law="F1"),
+    judge=read(
+        lambda arguments: (arguments["slots"].long() + 1) * arguments["cache"][:1].nbytes,
+        law="F1",
+    ),
     compared="byte for byte",
     laws=("F1", "F2"),
     cost=lambda cache, slots: Cost(slots.nbytes + 2 * len(slots) * cache[:1].nbytes),
@@ -221,6 +224,14 @@ def _index_read(pages: torch.Tensor, slots: torch.Tensor, page_size: int) -> Res
     return packed[:, :dim].contiguous(), as_type(packed[:, dim:], torch.float32).flatten()
 
 
+def _scale_ends(arguments: Arguments) -> torch.Tensor:
+    """Where the scale of each slot ends: behind its key."""
+    pages, slots, page_size = (arguments[name] for name in ("pages", "slots", "page_size"))
+    return (
+        byte_offsets(slots, index_format("fp8", _key_dim(pages, page_size)), page_size)[:, 1] + _SCALE_BYTES
+    )
+
+
 INDEX_READ = Op(
     name="index_read",
     meaning="The index keys and scales at slots of one rank's pages.",
@@ -238,10 +249,7 @@ INDEX_READ = Op(
         Space((len(slots), _key_dim(pages, page_size)), torch.uint8),
         Space((len(slots),), torch.float32),
     ),
-    judge=read(
-        lambda arguments: arguments["slots"].long() // arguments["page_size"] * arguments["pages"][:1].nbytes,
-        law="F1",
-    ),
+    judge=read(_scale_ends, law="F1"),
     compared="byte for byte",
     laws=("F1", "F2"),
     cost=lambda pages, slots, page_size: Cost(slots.nbytes + 2 * len(slots) * pages.shape[1] // page_size),

@@ -154,10 +154,10 @@ class CurrentReuseRemap(Case):
         yield cls(page=2, pages=0, first=0, stop=0, slots=3)
         yield cls(page=2, pages=1, first=0, stop=1)
         yield cls(page=2, pages=3, first=3, stop=5, slots=12, none=5)
-        yield cls(page=1, pages=3, first=1, stop=3, first_row=2, slots=9)
-        yield cls(page=64, pages=6, first=70, stop=370, first_row=1, slots=200)  # current rows
+        yield cls(page=1, pages=3, first=0, stop=3, first_row=2, slots=9, none=4)
+        yield cls(page=64, pages=6, first=70, stop=370, first_row=1, slots=200, none=9)  # current rows
         yield cls(page=64, pages=6, first=0, stop=70, slots=200, none=7)  # history
-        yield cls(page=64, pages=129, first=0, stop=8205, first_row=40_000, slots=2048)  # all
+        yield cls(page=64, pages=129, first=0, stop=8205, first_row=40_000, slots=2048, none=5)  # all
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
