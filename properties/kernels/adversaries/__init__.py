@@ -3,9 +3,19 @@
 :data:`ADVERSARIES` holds all of them, one module a room of operations.
 """
 
-from properties.kernels.adversaries import layout, storage
+from properties.kernels.adversaries import (
+    attention,
+    collective,
+    host,
+    layout,
+    offsets,
+    quantize,
+    slots,
+    storage,
+    topk,
+)
 from properties.kernels.adversaries.adversary import Adversary, adversaries_of
 
-_ROOMS = (layout, storage)
+_ROOMS = (layout, slots, storage, offsets, quantize, attention, topk, host, collective)
 
 ADVERSARIES: tuple[Adversary, ...] = tuple(found for room in _ROOMS for found in adversaries_of(room))
