@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from properties.kernels import adversaries
+from properties.kernels.adversaries import attention as wrong
 from properties.kernels.adversaries.adversary import Adversary, adversaries_of
 from properties.kernels.cases.attention import LseMerge, MqaLogits, SparseMla
 from properties.kernels.cases.case import Case
-from properties.kernels.cases.catalogue import CASES
+from properties.op_checks import any_case, check_caught, check_is_a_value, check_promises, judged
 from properties.proofs import proves
 from refmodel.attention.accumulating import accumulating_type
-from refmodel.errors import Finding
 from refmodel.ops.attention import LSE_MERGE, MQA_LOGITS, SPARSE_MLA
 from refmodel.ops.op import Arguments, Cost, Op, Results
 from refmodel.oracle import Array
 
 OPS = (MQA_LOGITS, SPARSE_MLA, LSE_MERGE)
-
-
-def any_case(op: Op) -> st.SearchStrategy[Any]:
-    """Corners, which are many of the shapes that hurt, and any others."""
-    return st.sampled_from(list(CASES[op.name].corners())) | CASES[op.name].strategy()
-
-
-def copied(arguments: Arguments) -> dict[str, Any]:
-    return {
-        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()
-    }
-
-
-def judged(op: Op, function: Any, case: Case) -> Finding | None:
-    """What the judge says of a function on a case."""
-    arguments, mine, right = (case.arguments() for _ in range(3))
-    received = op.outcome(mine, function(**mine) or ())
-    return op.judge(arguments, received, op.outcome(right, op.reference(**right)))
 
 
 def wide(tensor: torch.Tensor) -> Array:
@@ -51,38 +30,6 @@ def wide(tensor: torch.Tensor) -> Array:
 
 
 # -- cases and adversaries -----------------------------------------------------------------------------------
-
-
-def check_is_a_value(case: Case) -> None:
-    """The same arguments at every call, and the same case from its JSON and from its fields."""
-    first, second = case.arguments(), case.arguments()
-    assert list(first) == [argument.name for argument in case.op.arguments]
-    for name, value in first.items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(value, second[name], rtol=0, atol=0, equal_nan=True)
-        else:
-            assert value == second[name]
-    assert msgspec.json.decode(msgspec.json.encode(case), type=type(case)) == case
-    assert type(case)(**asdict(case)) == case
-
-
-def check_promises(case: Case) -> None:
-    """Results have the spaces that were promised, and what is not to be written is as it was."""
-    arguments, before = case.arguments(), case.arguments()
-    spaces = case.op.spaces(**arguments)
-    results = case.op.reference(**arguments)
-    assert [(tuple(r.shape), r.dtype) for r in results] == [(space.shape, space.dtype) for space in spaces]
-    for name in set(arguments) - set(case.op.written):
-        if isinstance(value := arguments[name], torch.Tensor):
-            torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
-
-
-def check_caught(adversary: Adversary) -> None:
-    """Some corner tells, and the first that does names the law."""
-    op, corners = CASES[adversary.op].op, CASES[adversary.op].corners()
-    found = next(filter(None, (judged(op, adversary.function, case) for case in corners)), None)
-    assert found is not None
-    assert found.law == adversary.law
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
@@ -95,7 +42,7 @@ def test_cases_are_values_and_the_reference_keeps_its_promises(op: Op, data: st.
     assert judged(op, op.reference, case) is None
 
 
-@pytest.mark.parametrize("adversary", tuple(adversaries_of(adversaries.attention)), ids=lambda a: a.name)
+@pytest.mark.parametrize("adversary", tuple(adversaries_of(wrong)), ids=lambda a: a.name)
 def test_adversaries_are_caught(adversary: Adversary) -> None:
     check_caught(adversary)
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from properties.kernels.adversaries import host as wrong
 from properties.kernels.adversaries.adversary import Adversary, adversaries_of
 from properties.kernels.cases.host import PageCopy
-from properties.proofs import proves
-from properties.test_ops_attention import (
+from properties.op_checks import (
     any_case,
     check_caught,
     check_is_a_value,
@@ -21,6 +20,7 @@ from properties.test_ops_attention import (
     copied,
     judged,
 )
+from properties.proofs import proves
 from refmodel.ops.host import PAGE_COPY
 from refmodel.ops.op import Cost, Results
 

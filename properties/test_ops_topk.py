@@ -13,8 +13,8 @@ from properties.kernels.adversaries import topk as wrong
 from properties.kernels.adversaries.adversary import Adversary, adversaries_of
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.topk import TopkMerge, TopkTransformPaged, TopkTransformRagged
+from properties.op_checks import any_case, check_caught, check_is_a_value, check_promises, judged
 from properties.proofs import proves
-from properties.test_ops_attention import any_case, check_caught, check_is_a_value, check_promises, judged
 from properties.test_topk import obeys
 from refmodel.ops.op import Cost, Op, Results
 from refmodel.ops.topk import TOPK_MERGE, TOPK_TRANSFORM_PAGED, TOPK_TRANSFORM_RAGGED
