@@ -59,7 +59,7 @@ def _materialize(
     >>> _materialize(shards, torch.tensor([[3, -1]]), valid=(1,), page_size=2, fields=(1, 1))
     (tensor([[ 7, 70]], dtype=torch.uint8),)
     """
-    grid, raw = Grid(len(shards), page_size), raw(fields)
+    grid, row_format = Grid(len(shards), page_size), raw(fields)
     rows = zip(page_table.cpu().long(), valid, strict=True)
     tables = [
         PageTable(row[: num_pages(tokens, page_size)], grid, str(request))
@@ -70,8 +70,8 @@ def _materialize(
     buffers = []
     for rank, pages in enumerate(shards.contiguous()):
         index = view_index(layout, rank, local_pages=len(pages), device=shards.device)
-        buffers.append(pad_rows(contribute(Shard(grid, rank, raw, pages), index), length))
-    return (assemble(torch.cat(buffers), index, raw),)
+        buffers.append(pad_rows(contribute(Shard(grid, rank, row_format, pages), index), length))
+    return (assemble(torch.cat(buffers), index, row_format),)
 
 
 MATERIALIZE = Op(
