@@ -24,11 +24,14 @@ from refmodel.errors import InvalidInput
 from refmodel.laws import LAWS, Law, law
 from sim.cases.library import load_scenario
 from sim.gate.histories import try_history
+from sim.gate.kernels import kernel_uses
 from sim.gate.record import as_json
 from sim.gate.runs import Worlds
 from sim.gate.setting import Setting
 from sim.histories.history import History
+from sim.kernels.loading import named
 from sim.report.console import open_console, ticking
+from sim.report.text import print_kernels
 
 # -- cpkv laws ---------------------------------------------------------------------------------------------
 
@@ -165,6 +168,10 @@ def fuzz(
     replay: Annotated[
         Path | None, typer.Option(help="Rehearse and play this history instead of drawing any.")
     ] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="Kernels to put in the place of the reference."),
+    ] = None,
 ) -> None:
     """Draw serving histories until one does not hold; make it small, and write it as a file.
 
@@ -176,31 +183,35 @@ def fuzz(
     - `cpkv fuzz`: as many histories as the profile says (HYPOTHESIS_PROFILE: dev, ci or nightly)
     - `cpkv fuzz --minutes 30 --jobs 8 --seed 7`
     - `cpkv fuzz --world gloo --examples 50`: on processes
+    - `cpkv fuzz --kernels my_kernels.py`: with kernels of your own in the place of the reference
     - `cpkv fuzz --database shared/examples`: what failed here before, or on another machine, comes first
     """
     if world not in ("lockstep", "gloo"):
         raise InvalidInput("--world", expected="lockstep or gloo", received=world)
     console = open_console()
+    target = None if kernels is None else named(kernels)
     if replay is not None:
-        _replay(replay, world, seed, console)
+        _replay(replay, world, Setting(seed=seed, kernels=target), console)
     if minutes is None and examples is None:
         examples = BUDGETS[profile()]
     seconds = None if minutes is None else 60 * minutes
-    campaign = Campaign(seed, examples, seconds, world, jobs, database)
+    campaign = Campaign(seed, examples, seconds, world, jobs, database, target)
     start = time.perf_counter()
     with stopping_at_interrupt() as stop:
         tally = hunt(campaign, stop, following(console, out, start))
         print_summary(tally, console, time.perf_counter() - start, stopped=stop.is_set())
+    if target is not None:
+        print_kernels(kernel_uses(target, tally.uses), console)
     raise typer.Exit(2 if says_nothing(tally) or not tally.histories else int(bool(tally.found)))
 
 
-def _replay(file: Path, world: str, seed: int, console: Console) -> NoReturn:
+def _replay(file: Path, world: str, setting: Setting, console: Console) -> NoReturn:
     history = load_scenario(file)
     if not isinstance(history, History):
         raise InvalidInput("--replay", expected="a history", received=str(file))
     findings = list(rehearsed(history).findings)
-    with Worlds(Setting(seed=seed)) as worlds:
-        findings += try_history(worlds.get(world, history.world_size), history).findings
+    with Worlds(setting) as worlds:
+        findings += try_history(worlds.get(world, history.world_size), history, setting).findings
     for finding in findings:
         console.print(str(finding), soft_wrap=True)
     console.print("broke" if findings else "held")

@@ -32,12 +32,14 @@ from properties.rehearsal import Rehearsal
 from properties.shrinking import MOST_TRIES, renamed, shrunk
 from refmodel.errors import Finding, InvalidInput
 from refmodel.laws import LAWS as CONTRACT
-from sim.gate.histories import try_history
+from sim.gate.histories import HistoryVerdict, try_history
 from sim.gate.judge import INFRASTRUCTURE
 from sim.gate.runs import Worlds
 from sim.gate.setting import Setting
 from sim.histories.history import History
 from sim.histories.writing import history_file
+from sim.kernels.loading import Named
+from sim.kernels.uses import NO_USES, Uses, sum_of
 from sim.world import World
 
 BATCH = 50  # histories that a batch may take
@@ -63,6 +65,7 @@ class Found:
     seed: int  # of the schedule
     world: str  # kind
     by_ranks: bool  # the gate shows it too; else only the rehearsal does
+    kernels: Named | None = None  # that stood in the place of the reference
 
     @property
     def key(self) -> Key:
@@ -78,7 +81,8 @@ class Found:
         file = folder / self.file_name
         if not self.by_ranks:
             return f"cpkv fuzz --replay {file}"
-        return f"cpkv gate {file} --world {self.world}:{self.history.world_size} --seed {self.seed}"
+        setting = Setting(seed=self.seed, kernels=self.kernels)
+        return f"cpkv gate {file} --world {self.world}:{self.history.world_size} {setting.options}"
 
 
 @dataclass(slots=True)
@@ -89,9 +93,11 @@ class Tally:
     steps: int = 0
     marks: Counter[str] = field(default_factory=Counter)  # histories that reached each
     found: dict[Key, Found] = field(default_factory=dict)
+    uses: Uses = NO_USES  # of kernels
 
     def add(self, other: Tally) -> None:
         self.histories += other.histories
+        self.uses = sum_of([self.uses, other.uses])
         self.steps += other.steps
         self.marks += other.marks
         for key, found in other.found.items():
@@ -116,19 +122,22 @@ class Batch:
     known: Collection[Key] = ()
     database: Path | None = None
     first: bool = False  # of its campaign: begins with what the database has
+    kernels: Named | None = None
 
 
 def run_batch(batch: Batch, stop: Stop) -> Tally:
     """Draw histories until one does not hold in a way that is not known, or ``stop`` is set."""
     tally, broken = Tally(), list[Broken]()
-    with Worlds(Setting()) as worlds:
+    with Worlds(Setting(kernels=batch.kernels)) as worlds:
 
         class Machine(HistoryMachine):
             def is_over(self) -> bool:
                 return stop.is_set()
 
             def judge(self, rehearsal: Rehearsal, seed: int) -> None:
-                findings = _play(rehearsal, batch.world, seed, worlds) or tuple(rehearsal.findings)
+                verdict = _play(rehearsal, batch.world, seed, worlds)
+                findings = verdict.findings or tuple(rehearsal.findings)
+                tally.uses = sum_of([tally.uses, verdict.uses])
                 tally.histories += 1
                 tally.steps += len(rehearsal.steps)
                 tally.marks.update(rehearsal.marks)
@@ -162,13 +171,13 @@ def _settings(batch: Batch) -> settings:
     )
 
 
-def _play(rehearsal: Rehearsal, kind: str, seed: int, worlds: Worlds) -> tuple[Finding, ...]:
+def _play(rehearsal: Rehearsal, kind: str, seed: int, worlds: Worlds) -> HistoryVerdict:
     """What the ranks find in a rehearsed history."""
     size = rehearsal.setting.world_size
     if kind != "lockstep":
-        return try_history(worlds.get(kind, size), rehearsal.history).findings
+        return try_history(worlds.get(kind, size), rehearsal.history, worlds.setting)
     with World.lockstep(size, seed=seed) as world:
-        return try_history(world, rehearsal.history).findings
+        return try_history(world, rehearsal.history, worlds.setting)
 
 
 def rehearsed(history: History) -> Rehearsal:
@@ -192,7 +201,7 @@ def _smallest(broken: Broken, batch: Batch, worlds: Worlds) -> Found:
         return bool(findings) and key_of(findings[0]) not in batch.known
 
     def played(rehearsal: Rehearsal) -> tuple[Finding, ...]:
-        tries = (_play(rehearsal, batch.world, broken.seed, worlds) for _ in range(TRIES))
+        tries = (_play(rehearsal, batch.world, broken.seed, worlds).findings for _ in range(TRIES))
         return next(filter(None, tries), ())
 
     most_tries = MOST_TRIES if by_rehearsal else MOST_PLAYED
@@ -205,7 +214,7 @@ def _smallest(broken: Broken, batch: Batch, worlds: Worlds) -> Found:
         why=f"Expected {finding.expected}; got {finding.received.partition(chr(10))[0]}.",
         laws=[finding.law] if finding.law in CONTRACT else list(LAWS),
     )
-    return Found(history, finding, broken.seed, batch.world, bool(by_ranks))
+    return Found(history, finding, broken.seed, batch.world, bool(by_ranks), batch.kernels)
 
 
 def profile() -> str:
@@ -245,6 +254,7 @@ class Campaign:
     world: str = "lockstep"
     jobs: int = 1
     database: Path | None = None
+    kernels: Named | None = None
 
     def batches(self, tally: Tally, started: float) -> Iterator[Batch]:
         """One after the other; what is known by then is passed over."""
@@ -258,6 +268,7 @@ class Campaign:
                 known=frozenset(tally.found),
                 database=self.database,
                 first=number == 0,
+                kernels=self.kernels,
             )
             number, drawn = number + 1, drawn + examples
 

@@ -25,6 +25,7 @@ from properties.kernels.adversaries import ADVERSARIES, cheats
 from properties.kernels.adversaries.adversary import Adversary, adversaries_of
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.catalogue import CASES
+from properties.kernels.cases.slots import LogicalToPhysical
 from properties.kernels.check import Check, Plan
 from properties.kernels.guarded import guarded, stain
 from properties.kernels.handling import PLAIN, Handling, Views, all_handlings, few_handlings
@@ -135,6 +136,21 @@ def test_offsets_of_32_bits_are_caught_by_a_huge_case(adversary: Adversary) -> N
     finding = Trial(wrong, "cuda").alone(huge)
     assert finding is not None
     assert finding.law == adversary.law
+
+
+@pytest.mark.nccl
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_kernel_on_another_stream_than_the_current_one_is_caught() -> None:
+    def too_early(slots: torch.Tensor, rank: int, world_size: int, page_size: int) -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            return OPS["logical_to_physical"].reference(slots, rank, world_size, page_size)[0]
+
+    case = LogicalToPhysical(world=4, page=64, rank=3, slots=300)
+    finding = Trial(candidate_of(too_early, "logical_to_physical"), "cuda").once(case, PLAIN)
+    assert finding is not None
+    assert finding.law == "O2"
+    right = candidate_of(OPS["logical_to_physical"].reference, "logical_to_physical")
+    assert Trial(right, "cuda").once(case, PLAIN) is None
 
 
 # -- a process of its own ----------------------------------------------------------------------------------

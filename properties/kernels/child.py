@@ -220,5 +220,20 @@ class _Work:
         self.pipe.send(Begins(case, handling))
         try:
             yield
+        except BaseException:
+            if self.task.device == "cuda" and _is_lost():
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+            raise
         finally:
             self.pipe.send(Returned())
+
+
+def _is_lost() -> bool:
+    """Whether this process can no longer use its GPU: after an illegal access all that follows fails, too."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

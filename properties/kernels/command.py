@@ -13,11 +13,13 @@ from rich.console import Console
 from properties.kernels.check import EXAMPLES, LIMIT, Check, Plan
 from properties.kernels.flashinfer_bench import export
 from properties.kernels.known import read_known
+from properties.kernels.listing import print_operations
 from properties.kernels.report import print_report
 from properties.kernels.speed import speed_table
 from properties.kernels.verdicts import Report, Verdict, parse_case, report_of
 from properties.kernels.watched import Children
 from refmodel.errors import InvalidInput
+from refmodel.ops.catalogue import OPS
 from sim.gate.record import as_json
 from sim.gate.setting import kind_and_size
 from sim.kernels.target import known_op
@@ -28,13 +30,13 @@ _REPORTS = "Reports"
 
 def check(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="kernels.py, kernels.py:function, package.module, package.module:function, "
             "or an entry point of the group cpkv.kernels.",
             show_default=False,
         ),
-    ],
+    ] = None,
     op: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,6 +65,9 @@ def check(
         bool,
         typer.Option("--time", help="Time what passes, on its largest corner.", rich_help_panel=_REPORTS),
     ] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="List the operations, or the contract of --op, and run nothing.")
+    ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write all that was found there.", rich_help_panel=_REPORTS)
     ] = None,
@@ -77,14 +82,14 @@ def check(
 ) -> None:
     """Try kernels against the contract of the operations that they are.
 
-    A kernel is a function with the name and the arguments of an operation (docs/kernels.md lists them). It
-    gets poisoned memory, odd strides, both kinds of indices, empty and uneven inputs; in a process of its
-    own, so that a crash or a hang is one operation's failure. What fails is made small, and said as code to
-    paste and as the line that replays it. Exit code 0: all held; 1: some did not, or a known failure
-    passed; 2: nothing can be said.
+    A kernel is a function with the name and the arguments of an operation. It gets poisoned memory, odd
+    strides, both kinds of indices, empty and uneven inputs; in a process of its own, so that a crash or a
+    hang is one operation's failure. What fails is made small, and said as code to paste and as the line that
+    replays it. Exit code 0: all held; 1: some did not, or a known failure passed; 2: nothing can be said.
 
     **Examples**
 
+    - `cpkv check --list`, and `cpkv check --list --op rerange`: what there is, and what a kernel gets
     - `cpkv check kernels.py`: every operation in the file
     - `cpkv check kernels.py:fast_rerange --op rerange`: a function under a name of its own
     - `cpkv check kernels.py --op sparse_mla --examples 1000 --seed 7`: longer, with other cases
@@ -92,7 +97,12 @@ def check(
     - `cpkv check kernels.py --known known.yaml --json check.json`: for continuous integration
     - `cpkv check properties.kernels.adversaries.cheats:zeros --op rerange`: one that fails
     """
-    _refuse_nonsense(device, world, json)
+    if list_only:
+        named = [known_op(name, what="--op") for name in op or OPS]
+        print_operations(named, open_console())
+        return
+    _refuse_nonsense(target, device, world, json)
+    assert target is not None
     ops = tuple(op or ())
     if case is not None and len(ops) != 1:
         raise InvalidInput("--case", expected="the operation whose case it is", received="none or several",
@@ -158,7 +168,14 @@ def _export(check: Check, folder: Path, console: Console) -> None:
         console.print(f"left out: {sentence}", soft_wrap=True)
 
 
-def _refuse_nonsense(device: str, world: str, json: Path | None) -> None:
+def _refuse_nonsense(target: str | None, device: str, world: str, json: Path | None) -> None:
+    if target is None:
+        raise InvalidInput(
+            "target",
+            expected="kernels.py, a module, or an entry point of the group cpkv.kernels",
+            received="nothing",
+            fix="`cpkv check --list` says which operations there are.",
+        )
     if device not in ("", "cpu", "cuda"):
         raise InvalidInput("--device", expected="cpu or cuda", received=device)
     if world:

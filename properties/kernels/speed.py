@@ -23,8 +23,7 @@ from sim.kernels.candidate import Candidate
 ROUNDS = 20
 WARM_UPS = 3  # the first call compiles
 CLONES = 3  # inputs that take turns
-MOST_SECONDS = 2.0  # for all rounds of one function; a slow one gets fewer
-LEAST_ROUNDS = 3
+MOST_SECONDS = 1.0  # for all rounds of one function, and for warming up; a slow one gets fewer
 CPU_CACHE = 64 << 20  # bytes; more than most have
 
 Act = Callable[[int], object]  # of the number of a round
@@ -128,14 +127,14 @@ def _cache_bytes(device: torch.device) -> int:
 
 def _timed(act: Act, device: torch.device) -> float:
     """Median seconds of a call."""
-    for turn in range(WARM_UPS):
-        act(turn)
     measure = _on_gpu if device.type == "cuda" else _on_cpu
     cold = torch.empty(2 * _cache_bytes(device), dtype=torch.uint8, device=device)
     times: list[float] = []
-    while len(times) < ROUNDS and (len(times) < LEAST_ROUNDS or sum(times) < MOST_SECONDS):
-        cold.fill_(len(times))
-        times.append(measure(act, len(times)))
+    for rounds in (WARM_UPS, ROUNDS):
+        times = []
+        while len(times) < rounds and sum(times) < MOST_SECONDS:
+            cold.fill_(len(times))
+            times.append(measure(act, len(times)))
     return median(times)
 
 

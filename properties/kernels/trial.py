@@ -18,6 +18,7 @@ from properties.kernels import faults
 from properties.kernels.cases.case import Case
 from properties.kernels.guarded import Guarded, filled, memory_for, room_for, stain
 from properties.kernels.handling import PLAIN, Handling
+from properties.kernels.streams import busy_stream
 from refmodel.errors import Finding
 from refmodel.ops.op import Arguments, Op, Results
 from sim.kernels.candidate import Candidate, NotResults
@@ -94,7 +95,9 @@ class Trial:
         memory = memory_for(first, handling, poison=1, device=self.device)
         # Of one that is declared deterministic, the last run is repeated.
         for _ in range(1 + (_REPEATS if self.candidate.capabilities.deterministic else 0)):
-            yield self._run(first, memory, handling, 1, "again, with other poison in memory")
+            with busy_stream(self.device):
+                run = self._run(first, memory, handling, 1, "again, with other poison in memory")
+            yield run
 
     def _run(
         self,
@@ -104,7 +107,7 @@ class Trial:
         poison: int,
         name: str = "",
     ) -> Run:
-        given = filled(memory, arguments)
+        given = filled(memory, self._there(arguments))
         out = self._out(arguments, handling, poison)
         try:
             results, copies = self._call(given, None if out is None else tuple(one.view for one in out))
@@ -113,6 +116,13 @@ class Trial:
         except Faulty as faulty:
             return Run(arguments, fault=faulty.finding, name=name)
         return Run(arguments, tuple(tensor.cpu() for tensor in copies), results, name=name)
+
+    def _there(self, arguments: Arguments) -> Arguments:
+        """On the device, so that to copy them into their memory is a matter of its stream."""
+        return {
+            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
+            for name, value in arguments.items()
+        }
 
     def _call(self, given: Arguments, out: Results | None) -> tuple[Results, Results]:
         """Results as given, and copies of the whole outcome."""

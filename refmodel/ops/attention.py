@@ -19,6 +19,7 @@ from refmodel.attention.merge import merge_attended
 from refmodel.attention.ranges import KeyRanges
 from refmodel.attention.sparse import Attended, Chosen
 from refmodel.attention.topk import NO_KEY
+from refmodel.errors import Finding
 from refmodel.ops.judges import Scale, largest_of_rows, within_budget
 from refmodel.ops.op import Argument, Arguments, Cost, Kind, Op, Result, Results, Space
 
@@ -125,6 +126,17 @@ def _root_of_squares(
     return (mean * total[..., None]).sqrt()
 
 
+_within_budget = within_budget("A4", _sparse_mla, _scales_of_attended)
+
+
+def _judge_attended(arguments: Arguments, received: Results, expected: Results) -> Finding | None:
+    """Over the rows of kv that somebody chose: of a large cache they are few."""
+    used, places = arguments["chosen"].unique(return_inverse=True)
+    first = int((used == NO_KEY).any())
+    few = {"kv": arguments["kv"][used[first:].to(torch.int64)], "chosen": places - first}
+    return _within_budget({**arguments, **few}, received, expected)
+
+
 def _cost_of_sparse(
     q: torch.Tensor, kv: torch.Tensor, chosen: torch.Tensor, latent: int, sm_scale: float
 ) -> Cost:
@@ -156,7 +168,7 @@ SPARSE_MLA = Op(
         Space((*q.shape[:2], latent), q.dtype),
         Space(tuple(q.shape[:2]), accumulating_type(q, kv)),
     ),
-    judge=within_budget("A4", _sparse_mla, _scales_of_attended),
+    judge=_judge_attended,
     compared="within a budget",
     laws=("A4", "A5"),
     cost=_cost_of_sparse,

@@ -6,7 +6,6 @@ size are the group's. All arguments but the rank's own tensor are shared metadat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -19,7 +18,7 @@ from refmodel.layout.plan import Plan, plan_batch
 from refmodel.layout.split import Split
 from refmodel.ops.judges import equal_bytes
 from refmodel.ops.op import Argument, Cost, Kind, Op, Result, Results, Space
-from refmodel.storage.formats import Format
+from refmodel.ops.storage import raw
 from refmodel.storage.shard import Shard
 from refmodel.storage.view import materialize, view_index, view_layout
 
@@ -64,19 +63,6 @@ GATHER_RERANGE = Op(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Opaque:
-    """Rows that nobody looks into: so many bytes a token in each field."""
-
-    fields: Ints
-
-    def pack(self, values: torch.Tensor) -> torch.Tensor:
-        return values
-
-    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        return packed
-
-
 def _gather_materialize(
     shard: torch.Tensor,
     page_table: torch.Tensor,
@@ -92,7 +78,7 @@ def _gather_materialize(
         PageTable(row[: num_pages(tokens, page_size)], grid) for row, tokens in zip(rows, valid, strict=True)
     ]
     index = view_index(view_layout(tables, valid, grid), rank, local_pages=len(shard), device=shard.device)
-    pages = Shard(grid, rank, Format("bytes", sum(fields), _Opaque(tuple(fields))), shard.contiguous())
+    pages = Shard(grid, rank, raw(fields), shard.contiguous())
     return (materialize(pages, index, group=group, site=current_site() or "gather_materialize"),)
 
 

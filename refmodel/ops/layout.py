@@ -6,7 +6,7 @@ import torch
 
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Extent, Grid, coverage
-from refmodel.layout.ownership import NO_SLOT, owner, to_physical
+from refmodel.layout.ownership import NO_SLOT, owned, owner, to_physical
 from refmodel.layout.plan import Plan, plan_batch
 from refmodel.layout.rows import pad_rows
 from refmodel.layout.split import Split
@@ -131,7 +131,7 @@ def _owner_mask(slots: torch.Tensor, rank: int, world_size: int, page_size: int)
     >>> _owner_mask(torch.tensor([453, 512, -1]), rank=3, world_size=4, page_size=64)
     (tensor([ True, False, False]),)
     """
-    return (to_physical(slots, rank, Grid(world_size, page_size)) != NO_SLOT,)
+    return (owned(slots, rank, Grid(world_size, page_size)),)
 
 
 OWNER_MASK = Op(

@@ -41,7 +41,8 @@ class _Raw:
         return packed
 
 
-def _raw(fields: Ints) -> Format:
+def raw(fields: Ints) -> Format:
+    """The format of rows of which only the bytes a token of each field are known."""
     return Format("raw", sum(fields), _Raw(tuple(fields)))
 
 
@@ -58,7 +59,7 @@ def _materialize(
     >>> _materialize(shards, torch.tensor([[3, -1]]), valid=(1,), page_size=2, fields=(1, 1))
     (tensor([[ 7, 70]], dtype=torch.uint8),)
     """
-    grid, raw = Grid(len(shards), page_size), _raw(fields)
+    grid, row_format = Grid(len(shards), page_size), raw(fields)
     rows = zip(page_table.cpu().long(), valid, strict=True)
     tables = [
         PageTable(row[: num_pages(tokens, page_size)], grid, str(request))
@@ -69,8 +70,8 @@ def _materialize(
     buffers = []
     for rank, pages in enumerate(shards.contiguous()):
         index = view_index(layout, rank, local_pages=len(pages), device=shards.device)
-        buffers.append(pad_rows(contribute(Shard(grid, rank, raw, pages), index), length))
-    return (assemble(torch.cat(buffers), index, raw),)
+        buffers.append(pad_rows(contribute(Shard(grid, rank, row_format, pages), index), length))
+    return (assemble(torch.cat(buffers), index, row_format),)
 
 
 MATERIALIZE = Op(
@@ -116,7 +117,7 @@ def _mla_write(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> 
     [[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]
     """
     packed = as_bytes(rows)
-    _write(cache, slots, packed, _raw((packed.shape[1],)), page_size=1)
+    _write(cache, slots, packed, raw((packed.shape[1],)), page_size=1)
     return ()
 
 
@@ -145,7 +146,7 @@ def _mla_read(cache: torch.Tensor, slots: torch.Tensor) -> Results:
             [1, 2]], dtype=torch.uint8),)
     """
     stored = as_bytes(cache)
-    return (as_type(read_rows(stored, slots.long(), _raw((stored.shape[1],))), cache.dtype),)
+    return (as_type(read_rows(stored, slots.long(), raw((stored.shape[1],))), cache.dtype),)
 
 
 MLA_READ = Op(

@@ -193,7 +193,7 @@ class MlaRead(_Mla):
         yield cls(num_slots=9, rows=20, width=4)
         yield cls(num_slots=128, rows=70, width=576)
         yield cls(num_slots=128, rows=70, width=656, dtype="uint8")
-        yield cls(num_slots=2048, rows=4096, width=576)
+        yield cls(num_slots=2048, rows=1000, width=576)
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
