@@ -1,8 +1,8 @@
 """A machine whose examples are histories: operations drawn one by one, each from what is there.
 
-A rehearsal beside it (:mod:`properties.rehearsal`) runs without ranks, and says beforehand what each step must
-come to. Then all ranks play the whole history. Each example has few features and some operations switched off
-(swarm testing), so that histories without a single finish come up too, in which lanes fill to the last page.
+A rehearsal beside it (:mod:`properties.rehearsal`) runs without ranks, and says beforehand what each step
+must come to. Then all ranks play the whole history. Each example has few features and some operations
+switched off (swarm testing), so that histories without a single finish come up too, in which lanes fill up.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ class Drawn:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> Drawn:
-    """Histories of a dozen steps or a few more, up to the first that does not hold."""
-    choices = Choices(draw)
+def histories(draw: st.DrawFn, *, aimed: bool = False) -> Drawn:
+    """Histories of a dozen steps or a few more, up to the first that does not hold.
+
+    ``aimed``: so that :func:`aim` has an effect; else they are as different as chance makes them.
+    """
+    choices = Choices.aimed(draw) if aimed else Choices.free(draw)
     service, features = drawn_service(choices)
     operations = _operations(features)
     may_be_off = [name for name in operations if name not in _NEVER_OFF]

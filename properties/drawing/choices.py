@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from random import Random
+from typing import TypeVar
 
 from hypothesis import strategies as st
 
@@ -21,14 +22,27 @@ def _below(stop: int) -> st.SearchStrategy[int]:
 
 
 class Choices:
-    """What is drawn for one example."""
+    """What is drawn for one example. ``number`` gives one of 0 … n − 1, for n > 1."""
 
-    def __init__(self, draw: Callable[[st.SearchStrategy[int]], int]) -> None:
-        self._draw: Callable[[Any], int] = draw
+    def __init__(self, number: Callable[[int], int]) -> None:
+        self._number = number
+
+    @classmethod
+    def aimed(cls, draw: st.DrawFn) -> Choices:
+        """Each number by Hypothesis: it varies some of them to get more of what it is told to aim at.
+
+        So most examples are variations of others.
+        """
+        return cls(lambda stop: draw(_below(stop)))
+
+    @classmethod
+    def free(cls, draw: st.DrawFn) -> Choices:
+        """All numbers from one that Hypothesis draws: examples are alike by chance only."""
+        return cls(Random(draw(st.binary(min_size=8, max_size=8))).randrange)
 
     def below(self, stop: int) -> int:
         """0 … stop − 1."""
-        return self._draw(_below(stop)) if stop > 1 else 0
+        return self._number(stop) if stop > 1 else 0
 
     def between(self, first: int, last: int) -> int:
         """first … last."""

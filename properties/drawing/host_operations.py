@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 from properties.drawing.choices import Choices
 from properties.drawing.operation import Operation
-from properties.drawing.request_operations import REQUEST_OPERATIONS
+from properties.drawing.request_operations import MOST_RUNNING, REQUEST_OPERATIONS, new_name
 from properties.rehearsal.host_model import HostModel
 from properties.rehearsal.model import Model
-from sim.histories.history import Backup, DropHost, Prefetch, Spoil, Step
+from sim.engine.request import Phase
+from sim.histories.history import Backup, DropHost, Evict, Prefetch, Spoil, Step, Submit
 
 
 def _host(model: Model) -> HostModel:
@@ -33,26 +35,60 @@ def _backup(choices: Choices, model: Model) -> list[Step]:
     """Whole pages of a request; now and then tokens that are not, which must be refused."""
     name = choices.of(_whole(model))
     valid, P = model.running[name].valid, model.P
-    if choices.once_in(3):
-        first = choices.below(valid)
-        return [Step(backup=Backup(name, first, choices.between(first, valid) or 1))]
     first = choices.below(valid // P)
-    return [Step(backup=Backup(name, first * P, choices.between(first + 1, valid // P) * P))]
+    start, stop = first * P, choices.between(first + 1, valid // P) * P
+    if choices.once_in(3):
+        by = choices.between(1, P)
+        start, stop = choices.of([(start, stop - by), (start + by, stop + by), (start + by, stop)])
+    return [Step(backup=Backup(name, start, max(1, stop)))]
+
+
+def _again(choices: Choices, model: Model) -> list[Step]:
+    """Pages that have host copies leave the device, and a prompt comes that wants them."""
+    name, keys = choices.of(_on_the_host(model))
+    free, loose = model.free_pages(), model.tree.by_lane(model.tree.loose(model.tree.nodes()))
+    lanes = [lane for lane in sorted({_host(model).lanes[key] for key in keys}) if loose[lane]]
+    steps = [Step(evict=Evict(lane, free[lane] + loose[lane])) for lane in lanes[:2]]
+    prefilling = model.names(Phase.PREFILL)
+    if prefilling and choices.once_in(3):  # which may take the room that the load would need
+        steps.append(Step(forward=prefilling))
+    shared = len(keys) * model.P
+    tokens = shared + choices.of([0, 1, model.P])
+    known = len(model.seen[name].ids)
+    new = new_name(model)
+    steps.append(Step(submit=Submit(new, tokens, name, min(known, tokens, shared + 1))))
+    return steps if choices.once_in(3) else [*steps, Step(forward=[new])]
+
+
+def _on_the_host(model: Model) -> list[tuple[str, list[int]]]:
+    """Requests, left or not, and the keys of their first pages that have host copies."""
+    lanes = _host(model).lanes
+    known = [
+        (name, list(takewhile(lanes.__contains__, _host(model).keys(request))))
+        for name, request in model.seen.items()
+    ]
+    left = [each for each in known if each[1] and each[0] not in model.running]
+    return left or [each for each in known if each[1]]
 
 
 def _drop(choices: Choices, model: Model) -> list[Step]:
     lanes = sorted(set(_host(model).lanes.values()))
-    return [Step(drop_host=DropHost(choices.of(lanes), choices.between(1, model.setting.host_pages_per_lane)))]
+    return [
+        Step(drop_host=DropHost(choices.of(lanes), choices.between(1, model.setting.host_pages_per_lane)))
+    ]
 
 
 def _prefetch(choices: Choices, model: Model) -> list[Step]:
     """The first pages that were stored, or a few less; now and then not all caches arrive (H3)."""
     name, most = choices.of(_stored(model))
     pages = choices.of([most, choices.between(1, most)])
-    arrived = {}
+    arrived, steps = {}, []
+    if choices.below(2):  # else it may have nothing to do
+        lanes = sorted(set(_host(model).lanes.values()))
+        steps = [Step(drop_host=DropHost(lane, model.setting.host_pages_per_lane)) for lane in lanes[:2]]
     if choices.once_in(3):
         arrived = {choices.of(sorted(_host(model).files.caches)): choices.below(pages + 1)}
-    return [Step(prefetch=Prefetch(name, pages, arrived))]  # type: ignore[arg-type]
+    return [*steps, Step(prefetch=Prefetch(name, pages, arrived))]  # type: ignore[arg-type]
 
 
 def _spoil(choices: Choices, model: Model) -> list[Step]:
@@ -63,11 +99,14 @@ def _spoil(choices: Choices, model: Model) -> list[Step]:
 
 
 HOST_OPERATIONS: dict[str, Operation] = {
-    "evict": replace(REQUEST_OPERATIONS["evict"], weight=5),  # what is on the device is not loaded back
+    "evict": replace(REQUEST_OPERATIONS["evict"], weight=4),  # what is on the device is not loaded back
     "backup": Operation(1, 1, _whole, _backup),
+    "again": Operation(
+        12, 4, lambda model: len(model.running) < MOST_RUNNING and _on_the_host(model), _again
+    ),
     "drop host": Operation(1, 1, lambda model: _host(model).lanes, _drop),
 }
 STORAGE_OPERATIONS: dict[str, Operation] = {
-    "prefetch": Operation(4, 1, _stored, _prefetch),
-    "spoil": Operation(1, 1, _stored, _spoil),
+    "prefetch": Operation(6, 3, _stored, _prefetch),
+    "spoil": Operation(2, 1, _stored, _spoil),
 }

@@ -48,7 +48,8 @@ def _of_transfers(model: Model) -> Iterator[Step]:
             yield from (Step(finish=name), Step(abort=name), Step(decode=[name]))
             yield Step(send=Send(name, lose=(0,), late=(0,)))
         else:
-            yield from (Step(cancel=name), Step(resend=Resend(name, [model.W - 1])))
+            lost = sorted({rank for _, rank in sent.lost})
+            yield from (Step(cancel=name), Step(resend=Resend(name, lost or [model.W - 1])))
 
 
 def _of_the_host(model: Model) -> Iterator[Step]:

@@ -10,7 +10,7 @@ from refmodel.layout.geometry import ceil_div
 from sim.engine.request import Phase
 from sim.histories.history import Evict, Step, Submit
 
-MOST_RUNNING = 4  # requests at a time: more only make histories long
+MOST_RUNNING = 3  # requests at a time: more only make histories long
 
 
 def new_name(model: Model, ahead: int = 0) -> str:
@@ -42,8 +42,11 @@ def _submit_fresh(choices: Choices, model: Model) -> list[Step]:
     most = W * P * model.setting.pages_per_lane
     near = [n for place in (P, 2 * P, W * P) for d in (-1, 0, 1) if 1 <= (n := place + d) <= most]
     sizes: list[int] = []
-    for _ in range(choices.between(1, MOST_RUNNING - len(model.running))):
-        sizes.append(choices.of([1, *near]) if choices.below(2) else choices.between(1, ceil_div(most, 3)))
+    for _ in range(min(choices.of([1, 1, 2, 3]), MOST_RUNNING - len(model.running))):
+        largest = choices.of([2 * P, 3 * P, ceil_div(most, 4)])
+        sizes.append(
+            choices.of([P, *near, 1]) if choices.below(2) else choices.between(1, min(most, largest))
+        )
     return [Step(submit=Submit(new_name(model, i), tokens)) for i, tokens in enumerate(sizes)]
 
 
@@ -85,11 +88,13 @@ def _abort_all(choices: Choices, model: Model) -> list[Step]:
 
 
 def _evict(choices: Choices, model: Model) -> list[Step]:
-    """A page more than are free in a lane, or all of them."""
-    most, free = model.setting.pages_per_lane, model.free_pages()
-    short = [lane for lane, pages in enumerate(free) if pages < most]
-    lane = choices.of(short or [0])
-    return [Step(evict=Evict(lane, choices.of([most, min(most, free[lane] + 1)])))]
+    """A page more than are free in a lane, all that the tree has of it, or all of them."""
+    cached = model.tree.by_lane(model.tree.contents)
+    lane = choices.of(sorted(cached))
+    free = model.free_pages()[lane]
+    return [
+        Step(evict=Evict(lane, choices.of([free + 1, free + cached[lane], model.setting.pages_per_lane])))
+    ]
 
 
 def _nonsense(choices: Choices, model: Model) -> list[Step]:
@@ -97,11 +102,11 @@ def _nonsense(choices: Choices, model: Model) -> list[Step]:
 
 
 REQUEST_OPERATIONS: dict[str, Operation] = {
-    "forward": Operation(7, 2, _prefilling, _forward),
+    "forward": Operation(8, 2, _prefilling, _forward),
     "submit fresh": Operation(2, 1, _has_room, _submit_fresh),
-    "submit alike": Operation(6, 2, lambda model: _has_room(model) and model.seen, _submit_alike),
-    "decode": Operation(4, 1, _ready, _decode),
-    "finish": Operation(3, 6, _ready, _finish),
+    "submit alike": Operation(9, 3, lambda model: _has_room(model) and model.seen, _submit_alike),
+    "decode": Operation(3, 1, _ready, _decode),
+    "finish": Operation(4, 7, _ready, _finish),
     "abort": Operation(1, 3, _settled, _abort),
     "abort all": Operation(1, 1, lambda model: len(_settled(model)) > 1, _abort_all),
     "evict": Operation(2, 2, lambda model: model.tree.contents, _evict),

@@ -16,16 +16,18 @@ from refmodel.serving.write_policy import WritePolicy
 from refmodel.storage.reuse import ViewPath
 from sim.histories.history import History
 
-LAWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "G1", "G2", "G4", "H2", "H3", "H4", "H5", "T1", "T2", "T3")
-LAWS += ("T4", "T5", "V1", "V6")
+LAWS = (
+    *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "G1", "G2", "G4"),
+    *("H1", "H2", "H3", "H4", "H5", "T1", "T2", "T3", "T4", "T5", "V1", "V6"),
+)
 
 # How often a service has which features; files on disk and a model take their time.
 _FEATURES: dict[tuple[str, ...], int] = {
-    (): 14,
-    ("host",): 8,
-    ("transfer",): 7,
+    (): 10,
+    ("host",): 9,
+    ("transfer",): 8,
     ("host", "transfer"): 1,
-    ("host", "storage"): 2,
+    ("host", "storage"): 4,
     ("model",): 1,
 }
 _FITTING = [(layout, engine) for engine, layouts in FITTING.items() for layout in layouts]
@@ -43,7 +45,7 @@ def drawn_service(choices: Choices) -> tuple[History, tuple[str, ...]]:
         laws=list(LAWS),
         world_size=W,
         page_size=P,
-        pages_per_lane=choices.of([1, 2, 3, 4, 5, 6, 8]),
+        pages_per_lane=choices.of([4, 6, 8, 3, 5, 2, 1]),
         history=[],
         **_plain_settings(choices, P),
     )
@@ -59,17 +61,17 @@ def drawn_service(choices: Choices) -> tuple[History, tuple[str, ...]]:
     return replace(service, **settings), features
 
 
-def _plain_settings(choices: Choices, P: int) -> dict[str, Any]:
+def _plain_settings(choices: Choices, page_size: int) -> dict[str, Any]:
     return {
         "hit": choices.of(["token", "token", "token", "page"]),
         "split": choices.of([Split.PAGE_ALIGNED, Split.TOKEN_BALANCED]),
         "view": choices.of(_VIEWS),
         "prefetch": bool(choices.below(2)),
         "layers": choices.between(1, 2),
-        "chunk": choices.of([None, choices.between(P, 4 * P)]),
+        "chunk": choices.of([None, choices.between(page_size, 4 * page_size)]),
         "batch": not choices.once_in(10),
         "max_requests": choices.of([None, choices.between(1, 3)]),
-        "max_tokens": choices.of([None, P * choices.between(1, 6)]),
+        "max_tokens": choices.of([None, page_size * choices.between(1, 6)]),
         "rotate": bool(choices.below(2)),
     }
 
@@ -81,7 +83,12 @@ def _with_host(choices: Choices, storage: bool) -> dict[str, Any]:
         "host_layout": layout,
         "copy_engine": engine,
         "write_policy": choices.of(
-            [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK, WritePolicy.WRITE_THROUGH_SELECTIVE]
+            [
+                WritePolicy.WRITE_THROUGH,
+                WritePolicy.WRITE_THROUGH,
+                WritePolicy.WRITE_BACK,
+                WritePolicy.WRITE_THROUGH_SELECTIVE,
+            ]
         ),
         "load_anywhere": bool(choices.below(2)),
         "storage": storage,
@@ -94,6 +101,5 @@ def _with_decode(choices: Choices, service: History) -> dict[str, Any]:
     few = choices.between(1, service.world_size * service.pages_per_lane)
     return {
         "decode_pages": choices.of([None, None, few]),
-        "decode_page_size": 2 * service.page_size if choices.once_in(30) else None,
+        "decode_page_size": 2 * service.page_size if choices.once_in(12) else None,
     }
-

@@ -28,13 +28,13 @@ def _send(choices: Choices, model: Model) -> list[Step]:
     name = choices.of(_sendable(model))
     request = model.running[name]
     tokens = choices.between(1, request.valid) if choices.once_in(3) else None
-    fates: dict[str, tuple[int, ...]] = {}
+    fates: dict[str, tuple[int, ...]] = {"lose": (), "repeat": (), "late": ()}
     if choices.below(2):
         is_last = (tokens or request.valid) == len(request.ids)
         for rank in sorted({choices.below(model.W) for _ in range(choices.between(1, 2))}):
             fate = choices.of(["lose", "repeat"] if is_last else ["late", "lose", "repeat"])
-            fates[fate] = (*fates.get(fate, ()), rank)
-    return [Step(send=Send(name, tokens, **fates))]
+            fates[fate] += (rank,)
+    return [Step(send=Send(name, tokens, fates["lose"], fates["repeat"], fates["late"]))]
 
 
 def _resend(choices: Choices, model: Model) -> list[Step]:

@@ -70,7 +70,11 @@ class Files:
 
     def available(self, keys: Sequence[int], lanes: Sequence[int]) -> int:
         """Leading pages of which every file is sound (H3)."""
-        return sum(1 for _ in takewhile(lambda key: self.sound.get(key) == self.caches, keys))
+        return sum(1 for _ in takewhile(self.is_sound, keys))
+
+    def is_sound(self, key: int) -> bool:
+        """Whether every file of a page is there and whole."""
+        return self.caches <= self.sound.get(key, set())
 
     def fetch(self, fill: Fill, keys: Sequence[int], arrived: Mapping[str, int]) -> None: ...
 
@@ -86,7 +90,7 @@ class DryEngine(Engine):
     def __init__(self, history: History) -> None:
         self.heard = Heard()
         self.files = Files(self.heard, cache_layers(history))
-        stand_ins = {
+        stand_ins: dict[str, Any] = {
             "Storage": lambda *_: NoShards(self.heard),
             "Landing": lambda *_: NoDecode(),
             "Hosting": lambda *_: self.files,

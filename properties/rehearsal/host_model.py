@@ -46,7 +46,7 @@ class HostModel:
         self._hits: Counter[int] = Counter()
         self._key_of: dict[int, int] = {}  # page of the tree that was used whole → key
 
-    # -- what it says before a step --------------------------------------------------------------------------
+    # -- what it says before a step ------------------------------------------------------------------------
 
     def keys(self, request: Request, stop: int | None = None) -> list[int]:
         """Of the whole pages of the first ``stop`` tokens; of all tokens by default."""
@@ -74,7 +74,7 @@ class HostModel:
         keys = self.stored_keys(request, wanted.pages)
         if keys is None or not self.files.caches.issuperset(wanted.arrived):
             return None
-        sound = takewhile(lambda key: self.files.sound[key] == self.files.caches, keys)
+        sound = takewhile(self.files.is_sound, keys)
         moves = [key for key in sound if key not in self.lanes]
         whole = min([len(moves), *wanted.arrived.values()])
         lanes = {key: self.stored[key] for key in moves}
@@ -105,7 +105,7 @@ class HostModel:
         used = Counter(self.lanes.values())
         return [self.history.host_pages_per_lane - used[lane] for lane in range(self.W)]
 
-    # -- what happened -----------------------------------------------------------------------------------------
+    # -- what happened -------------------------------------------------------------------------------------
 
     def _saved(self, keys: dict[int, int]) -> Change:
         return Change({key: lane for key, lane in keys.items() if key not in self.lanes})
@@ -158,6 +158,10 @@ class HostModel:
             yield Finding("H4", "host pages evicted, by lane", str(dict(expected)), str(dict(gone)))
         yield from self._compare_fills(change, filled)
         self.lanes = now
+        if not (change.dropped or change.torn) and any(
+            gone[lane] and left for lane, left in enumerate(self.free())
+        ):
+            yield Finding("H4", "host pages evicted", "as many as are needed", "more")
         self.stored |= dict(filled) if self.history.storage else {}
 
     def _compare_fills(self, change: Change, filled: Sequence[tuple[int, int]]) -> Iterator[Finding]:

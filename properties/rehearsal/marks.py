@@ -11,7 +11,8 @@ from sim.histories.history import Step
 MARKS = (
     "eviction", "out of pages", "refused", "hit", "hit mid-page", "whole prompt cached", "copy on write",
     "decode", "batch", "cut by caps", "chunked", "victims of one age",
-    "backed up", "loaded back", "loaded elsewhere", "host eviction", "prefetched", "part arrived", "file spoiled",
+    "backed up", "loaded back", "loaded elsewhere", "host eviction", "prefetched", "part arrived",
+    "file spoiled",
     "transfer done", "message lost", "message late", "message repeated", "sent again", "cancelled",
     "refused while sending", "draft layers", "model",
 )  # fmt: skip

@@ -29,7 +29,9 @@ class Outlook:
 
     refused: bool = False
     out_of_pages: bool = False  # that is why
-    valid: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tokens in cache afterwards: one of these
+    valid: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # tokens in cache afterwards: one of these
     free: tuple[int, ...] | None = None  # [W] free pages afterwards; None if the victims decide
     evicts: bool = False  # whether the tree may lose pages
     copies: int = 0  # of shared tails

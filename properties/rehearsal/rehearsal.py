@@ -28,6 +28,7 @@ class Rehearsal:
         self.steps: list[Step] = []
         self.findings: list[Finding] = []
         self.marks: set[str] = set()
+        self.free: list[tuple[int, ...]] = []  # [steps][W] free pages after each step
         self.evictions = 0  # pages that left the tree
         self.crowded = False  # the last step found no pages
         self.of_one_age = 0  # most leaves of one access time that an eviction had to choose from
@@ -54,7 +55,6 @@ class Rehearsal:
         leaving = model.running.get(step.finish or step.abort or "")
         reading = [page for part in outlook.parts for page in model.running[part.name].pages]
         model.engine.heard.forget()
-        refusal = "crash"
         try:
             refusal, found = self._done(step, outlook)
             found += compared(model, step, outlook, refusal)
@@ -64,6 +64,7 @@ class Rehearsal:
                 self.marks.update(reached(model, step, outlook, before))
         except Exception as crash:  # a wrong engine may do anything
             found = [Finding("crash", "engine", "a result", repr(crash))]
+        self.free.append(model.free_pages())
         self.findings += [replace(each, where=replace(each.where, step=number)) for each in found]
 
     def _done(self, step: Step, outlook: Outlook) -> tuple[str | None, list[Finding]]:

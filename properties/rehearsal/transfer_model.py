@@ -1,4 +1,4 @@
-"""Transfers to decode as the model knows them: the fate of each chunk's message from each rank (laws T1–T4)."""
+"""Transfers to decode as the model knows them: the fate of each chunk's message of a rank (laws T1–T4)."""
 
 from __future__ import annotations
 

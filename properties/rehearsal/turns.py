@@ -1,4 +1,4 @@
-"""What a forward or a decode must come to: who goes in, how far, and with which pages (laws L2–L6, G1, G2, G4)."""
+"""What a forward or a decode must come to: who goes in, how far, with which pages (L2–L6, G1, G2, G4)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _of_turns(model: Model, names: Sequence[str], extents: Sequence[Extent]) -> 
     outlook = room(model, wanted, taken=True)
     if outlook.refused:
         return outlook
-    ends = {name: (model.running[name].valid,) for name in names}
+    ends: dict[str, tuple[int, ...]] = {name: (model.running[name].valid,) for name in names}
     ends |= {part.name: (part.extent.end,) for part in parts}
     copies = sum(bool(part.extent.prefix % model.P) and not part.keeps_head for part in parts)
     free = outlook.free and _with_duplicates(model, outlook.free, parts)

@@ -36,10 +36,11 @@ def play(group: dist.ProcessGroup, history: History) -> Played:
     if size != history.world_size:
         raise InvalidInput("world of a history", expected=f"{history.world_size} ranks", received=size)
     with closing(Engine(history, rank, group)) as engine:
-        return _play(engine, history, rank, size)
+        return play_on(engine, history, rank, size)
 
 
-def _play(engine: Engine, history: History, rank: int, size: int) -> Played:
+def play_on(engine: Engine, history: History, rank: int, size: int) -> Played:
+    """Play a history on an engine of this rank that has done nothing yet."""
     findings: list[Finding] = []
     fingerprints, refusals = [], []
     for number, step in enumerate(history.history, start=1):

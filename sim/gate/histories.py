@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from refmodel.collectives import Call
 from refmodel.errors import Finding, Where
 from sim.engine.play import Played, play
+from sim.engine.stale import Stale, play_stale
 from sim.failures import RunFailed, WorldUnavailable
 from sim.gate.judge import fallbacks_unwarned, finding_of, folded, run_quietly
 from sim.gate.setting import PLAIN, Setting
@@ -53,8 +54,19 @@ class HistoryVerdict:
 
 def try_history(world: World, history: History, setting: Setting = PLAIN) -> HistoryVerdict:
     """Play a history and judge it. A run that fails is a finding; a world that is missing is an error."""
+    return _tried(world, history, _play_unwarned, history, setting)
+
+
+def try_stale(world: World, history: History, stale: Stale) -> HistoryVerdict:
+    """Play a history in which one rank's tables are old, and judge it: it must not hold (L7)."""
+    return _tried(world, history, _play_stale_unwarned, (history, stale), PLAIN)
+
+
+def _tried(
+    world: World, history: History, program: Callable[..., Played], argument: object, setting: Setting
+) -> HistoryVerdict:
     try:
-        run = run_quietly(world, _play_unwarned, history, setting)
+        run = run_quietly(world, program, argument, setting)
     except WorldUnavailable:
         raise
     except RunFailed as failure:
@@ -66,6 +78,11 @@ def try_history(world: World, history: History, setting: Setting = PLAIN) -> His
 def _play_unwarned(group: dist.ProcessGroup, history: History) -> Played:
     with fallbacks_unwarned():
         return play(group, history)
+
+
+def _play_stale_unwarned(group: dist.ProcessGroup, drill: tuple[History, Stale]) -> Played:
+    with fallbacks_unwarned():
+        return play_stale(group, drill)
 
 
 def judge_history(history: History, played: Sequence[Played]) -> Iterator[Finding]:
