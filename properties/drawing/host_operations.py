@@ -49,15 +49,20 @@ def _again(choices: Choices, model: Model) -> list[Step]:
     free, loose = model.free_pages(), model.tree.by_lane(model.tree.loose(model.tree.nodes()))
     lanes = [lane for lane in sorted({_host(model).lanes[key] for key in keys}) if loose[lane]]
     steps = [Step(evict=Evict(lane, free[lane] + loose[lane])) for lane in lanes[:2]]
-    prefilling = model.names(Phase.PREFILL)
-    if prefilling and choices.once_in(3):  # which may take the room that the load would need
-        steps.append(Step(forward=prefilling))
+    if model.setting.load_anywhere and choices.below(2):
+        steps += _taken(choices, model)
     shared = len(keys) * model.P
     tokens = shared + choices.of([0, 1, model.P])
     known = len(model.seen[name].ids)
-    new = new_name(model)
+    new = new_name(model, sum(step.submit is not None for step in steps))
     steps.append(Step(submit=Submit(new, tokens, name, min(known, tokens, shared + 1))))
     return steps if choices.once_in(3) else [*steps, Step(forward=[new])]
+
+
+def _taken(choices: Choices, model: Model) -> list[Step]:
+    """Others take the room of a load, in lanes that come first."""
+    name, tokens = new_name(model), model.P * choices.between(1, 2)
+    return [Step(submit=Submit(name, tokens)), Step(forward=[*model.names(Phase.PREFILL), name])]
 
 
 def _on_the_host(model: Model) -> list[tuple[str, list[int]]]:

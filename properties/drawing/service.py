@@ -78,7 +78,9 @@ def _plain_settings(choices: Choices, page_size: int) -> dict[str, Any]:
 
 def _with_host(choices: Choices, storage: bool) -> dict[str, Any]:
     layout, engine = choices.of(_FITTING)
-    return {
+    anywhere = choices.once_in(3)
+    few = {"pages_per_lane": choices.between(1, 2)} if anywhere else {}  # lanes must run out for it
+    return few | {
         "host_pages_per_lane": choices.of([4, 8, 3, 2, 1]),
         "host_layout": layout,
         "copy_engine": engine,
@@ -90,7 +92,7 @@ def _with_host(choices: Choices, storage: bool) -> dict[str, Any]:
                 WritePolicy.WRITE_THROUGH_SELECTIVE,
             ]
         ),
-        "load_anywhere": bool(choices.below(2)),
+        "load_anywhere": anywhere,
         "storage": storage,
         "max_tokens": None,
     }
