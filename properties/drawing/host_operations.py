@@ -32,12 +32,12 @@ def _stored(model: Model) -> list[tuple[str, int]]:
 
 
 def _backup(choices: Choices, model: Model) -> list[Step]:
-    """Whole pages of a request; now and then tokens that are not, which must be refused."""
+    """Whole pages of a request; half of the time tokens that are not, which must be refused."""
     name = choices.of(_whole(model))
     valid, P = model.running[name].valid, model.P
     first = choices.below(valid // P)
     start, stop = first * P, choices.between(first + 1, valid // P) * P
-    if choices.once_in(3):
+    if choices.below(2):
         by = choices.between(1, P)
         start, stop = choices.of([(start, stop - by), (start + by, stop + by), (start + by, stop)])
     return [Step(backup=Backup(name, start, max(1, stop)))]
@@ -84,14 +84,14 @@ def _drop(choices: Choices, model: Model) -> list[Step]:
 
 
 def _prefetch(choices: Choices, model: Model) -> list[Step]:
-    """The first pages that were stored, or a few less; now and then not all caches arrive (H3)."""
+    """The first pages that were stored, or a few less; half of the time not all caches arrive (H3)."""
     name, most = choices.of(_stored(model))
     pages = choices.of([most, choices.between(1, most)])
     arrived, steps = {}, []
     if choices.below(2):  # else it may have nothing to do
         lanes = sorted(set(_host(model).lanes.values()))
         steps = [Step(drop_host=DropHost(lane, model.setting.host_pages_per_lane)) for lane in lanes[:2]]
-    if choices.once_in(3):
+    if choices.below(2):
         arrived = {choices.of(sorted(_host(model).files.caches)): choices.below(pages + 1)}
     return [*steps, Step(prefetch=Prefetch(name, pages, arrived))]  # type: ignore[arg-type]
 
@@ -105,7 +105,7 @@ def _spoil(choices: Choices, model: Model) -> list[Step]:
 
 HOST_OPERATIONS: dict[str, Operation] = {
     "evict": replace(REQUEST_OPERATIONS["evict"], weight=4),  # what is on the device is not loaded back
-    "backup": Operation(1, 1, _whole, _backup),
+    "backup": Operation(2, 1, _whole, _backup),
     "again": Operation(
         12, 4, lambda model: len(model.running) < MOST_RUNNING and _on_the_host(model), _again
     ),
