@@ -31,10 +31,22 @@ def _send(choices: Choices, model: Model) -> list[Step]:
     fates: dict[str, tuple[int, ...]] = {"lose": (), "repeat": (), "late": ()}
     if choices.below(2):
         is_last = (tokens or request.valid) == len(request.ids)
-        for rank in sorted({choices.below(model.W) for _ in range(choices.between(1, 2))}):
+        ranks = {choices.below(model.W) for _ in range(choices.between(1, 2))}
+        if choices.once_in(5):
+            return [Step(send=Send(name, tokens, tuple(range(model.W))))]  # decode hears nothing of it
+        for rank in sorted(ranks):
             fate = choices.of(["lose", "repeat"] if is_last else ["late", "lose", "repeat"])
             fates[fate] += (rank,)
     return [Step(send=Send(name, tokens, fates["lose"], fates["repeat"], fates["late"]))]
+
+
+def _over(model: Model) -> list[str]:
+    return [name for name, sent in model.transfers.sent.items() if sent.is_over or sent.is_cancelled]
+
+
+def _send_again(choices: Choices, model: Model) -> list[Step]:
+    """A request is sent once: this must be refused (T3)."""
+    return [Step(send=Send(choices.of(_over(model))))]
 
 
 def _resend(choices: Choices, model: Model) -> list[Step]:
@@ -50,5 +62,6 @@ def _cancel(choices: Choices, model: Model) -> list[Step]:
 TRANSFER_OPERATIONS: dict[str, Operation] = {
     "send": Operation(7, 2, _sendable, _send),
     "resend": Operation(5, 3, _lost, _resend),
+    "send again": Operation(1, 1, _over, _send_again),
     "cancel": Operation(1, 2, _under_way, _cancel),
 }
