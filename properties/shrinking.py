@@ -154,7 +154,7 @@ def _plainer(history: History) -> Iterator[History]:
     for name in _SIZES:
         size = getattr(history, name) or 0
         for less in dict.fromkeys((1, 2, size - 1)):
-            if 0 < less < size:
+            if (history.page_size if name == "chunk" else 1) <= less < size:
                 smaller = replace(history, **{name: less})
                 if name in ("world_size", "page_size"):
                     yield _scaled(smaller, less, size)

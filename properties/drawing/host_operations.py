@@ -10,7 +10,6 @@ from properties.drawing.operation import Operation
 from properties.drawing.request_operations import MOST_RUNNING, REQUEST_OPERATIONS, new_name
 from properties.rehearsal.host_model import HostModel
 from properties.rehearsal.model import Model
-from sim.engine.request import Phase
 from sim.histories.history import Backup, DropHost, Evict, Prefetch, Spoil, Step, Submit
 
 
@@ -49,8 +48,9 @@ def _again(choices: Choices, model: Model) -> list[Step]:
     free, loose = model.free_pages(), model.tree.by_lane(model.tree.loose(model.tree.nodes()))
     lanes = [lane for lane in sorted({_host(model).lanes[key] for key in keys}) if loose[lane]]
     steps = [Step(evict=Evict(lane, free[lane] + loose[lane])) for lane in lanes[:2]]
-    if model.setting.load_anywhere and choices.below(2):
-        steps += _taken(choices, model)
+    if model.setting.load_anywhere and not choices.once_in(4):
+        room = MOST_RUNNING - 1 - len(model.running)
+        steps += _taken(model, min(room, free[0] + loose[0]))
     shared = len(keys) * model.P
     tokens = shared + choices.of([0, 1, model.P])
     known = len(model.seen[name].ids)
@@ -59,21 +59,21 @@ def _again(choices: Choices, model: Model) -> list[Step]:
     return steps if choices.once_in(3) else [*steps, Step(forward=[new])]
 
 
-def _taken(choices: Choices, model: Model) -> list[Step]:
-    """Others take the room of a load, in lanes that come first."""
-    name, tokens = new_name(model), model.P * choices.between(1, 2)
-    return [Step(submit=Submit(name, tokens)), Step(forward=[*model.names(Phase.PREFILL), name])]
+def _taken(model: Model, pages: int) -> list[Step]:
+    """Prompts of a page each take so many of the first lane, where most loads would land."""
+    names = [new_name(model, i) for i in range(pages)]
+    submits = [Step(submit=Submit(name, model.P)) for name in names]
+    return [*submits, Step(forward=names)] if names else []
 
 
 def _on_the_host(model: Model) -> list[tuple[str, list[int]]]:
-    """Requests, left or not, and the keys of their first pages that have host copies."""
+    """Requests that have left, and the keys of their first pages that have host copies."""
     lanes = _host(model).lanes
     known = [
         (name, list(takewhile(lanes.__contains__, _host(model).keys(request))))
         for name, request in model.seen.items()
     ]
-    left = [each for each in known if each[1] and each[0] not in model.running]
-    return left or [each for each in known if each[1]]
+    return [each for each in known if each[1] and each[0] not in model.running]
 
 
 def _drop(choices: Choices, model: Model) -> list[Step]:

@@ -78,9 +78,9 @@ def _plain_settings(choices: Choices, page_size: int) -> dict[str, Any]:
 
 def _with_host(choices: Choices, storage: bool) -> dict[str, Any]:
     layout, engine = choices.of(_FITTING)
-    anywhere = choices.once_in(3)
-    few = {"pages_per_lane": choices.between(1, 2)} if anywhere else {}  # lanes must run out for it
-    return few | {
+    anywhere = bool(choices.below(2))
+    few = {"pages_per_lane": choices.of([1, 1, 2]), "rotate": False}  # a lane must run out for it
+    return (few if anywhere else {}) | {
         "host_pages_per_lane": choices.of([4, 8, 3, 2, 1]),
         "host_layout": layout,
         "copy_engine": engine,
