@@ -139,7 +139,8 @@ def _drill(drawn: Drawn, calls: int, batch: Batch, worlds: Worlds, tally: Tally)
 def _settings(batch: Batch) -> settings:
     # Without Hypothesis's own shrinking: a history is made smaller as data. What the database has comes
     # first, once a campaign: a batch that passes over what is known would take it for mended, and delete it.
-    # Aiming makes many alike: some of the batches do, the others draw freely.
+    # Aiming makes many alike: some of the batches do, the others draw freely, and only theirs are kept.
+    folder = None if batch.aims else batch.database
     phases = [
         Phase.generate,
         *([Phase.target] if batch.aims else []),
@@ -148,7 +149,7 @@ def _settings(batch: Batch) -> settings:
     return settings(
         max_examples=batch.examples,
         deadline=None,
-        database=DirectoryBasedExampleDatabase(batch.database) if batch.database else None,
+        database=DirectoryBasedExampleDatabase(folder) if folder else None,
         phases=phases,
         report_multiple_bugs=False,
         print_blob=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -31,11 +32,11 @@ def _stored(model: Model) -> list[tuple[str, int]]:
 
 
 def _backup(choices: Choices, model: Model) -> list[Step]:
-    """Whole pages of a request; half of the time tokens that are not, which must be refused."""
+    """Whole pages of a request, from the first on or not; half of the time tokens that must be refused."""
     name = choices.of(_whole(model))
     valid, P = model.running[name].valid, model.P
-    first = choices.below(valid // P)
-    start, stop = first * P, choices.between(first + 1, valid // P) * P
+    first = choices.of([0, choices.below(valid // P)])
+    start, stop = first * P, choices.of([valid // P, choices.between(first + 1, valid // P)]) * P
     if choices.below(2):
         by = choices.between(1, P)
         start, stop = choices.of([(start, stop - by), (start + by, stop + by), (start + by, stop)])
@@ -43,15 +44,20 @@ def _backup(choices: Choices, model: Model) -> list[Step]:
 
 
 def _again(choices: Choices, model: Model) -> list[Step]:
-    """Pages that have host copies leave the device, and a prompt comes that wants them."""
+    """A prompt comes that wants pages which have host copies."""
     name, keys = choices.of(_on_the_host(model))
+    return _wanted_again(choices, model, name, [_host(model).lanes[key] for key in keys])
+
+
+def _wanted_again(choices: Choices, model: Model, name: str, lanes: Sequence[int]) -> list[Step]:
+    """The first pages of a request, in these lanes, leave the device, and a prompt comes that wants them."""
     free, loose = model.free_pages(), model.tree.by_lane(model.tree.loose(model.tree.nodes()))
-    lanes = [lane for lane in sorted({_host(model).lanes[key] for key in keys}) if loose[lane]]
-    steps = [Step(evict=Evict(lane, free[lane] + loose[lane])) for lane in lanes[:2]]
+    full = [lane for lane in sorted(set(lanes)) if loose[lane]]
+    steps = [Step(evict=Evict(lane, free[lane] + loose[lane])) for lane in full[:2]]
     if model.setting.load_anywhere and not choices.once_in(4):
         room = MOST_RUNNING - 1 - len(model.running)
         steps += _taken(model, min(room, free[0] + loose[0]))
-    shared = len(keys) * model.P
+    shared = len(lanes) * model.P
     tokens = shared + choices.of([0, 1, model.P])
     known = len(model.seen[name].ids)
     new = new_name(model, sum(step.submit is not None for step in steps))
@@ -84,16 +90,22 @@ def _drop(choices: Choices, model: Model) -> list[Step]:
 
 
 def _prefetch(choices: Choices, model: Model) -> list[Step]:
-    """The first pages that were stored, or a few less; half of the time not all caches arrive (H3)."""
+    """The first pages that were stored, or a few less; at times not all caches arrive (H3), or are sound."""
     name, most = choices.of(_stored(model))
     pages = choices.of([most, choices.between(1, most)])
-    arrived, steps = {}, []
-    if choices.below(2):  # else it may have nothing to do
-        lanes = sorted(set(_host(model).lanes.values()))
-        steps = [Step(drop_host=DropHost(lane, model.setting.host_pages_per_lane)) for lane in lanes[:2]]
-    if choices.below(2):
+    steps = _spoil(choices, model) if choices.once_in(4) else []
+    if not choices.once_in(3):  # else it may have nothing to do
+        lanes, count = sorted(set(_host(model).lanes.values())), model.setting.host_pages_per_lane
+        steps += [Step(drop_host=DropHost(lane, choices.of([count, 1]))) for lane in lanes[:2]]
+    arrived = {}
+    if choices.once_in(3):
         arrived = {choices.of(sorted(_host(model).files.caches)): choices.below(pages + 1)}
-    return [*steps, Step(prefetch=Prefetch(name, pages, arrived))]  # type: ignore[arg-type]
+    steps.append(Step(prefetch=Prefetch(name, pages, arrived)))  # type: ignore[arg-type]
+    if name in model.running or len(model.running) == MOST_RUNNING:
+        return steps
+    stored = _host(model).keys(model.seen[name])[:pages]
+    lanes = [_host(model).stored[key] for key in stored]
+    return [*steps, *_wanted_again(choices, model, name, lanes)]
 
 
 def _spoil(choices: Choices, model: Model) -> list[Step]:
@@ -109,7 +121,7 @@ HOST_OPERATIONS: dict[str, Operation] = {
     "again": Operation(
         12, 4, lambda model: len(model.running) < MOST_RUNNING and _on_the_host(model), _again
     ),
-    "drop host": Operation(1, 1, lambda model: _host(model).lanes, _drop),
+    "drop host": Operation(2, 1, lambda model: _host(model).lanes, _drop),
 }
 STORAGE_OPERATIONS: dict[str, Operation] = {
     "prefetch": Operation(6, 3, _stored, _prefetch),

@@ -43,7 +43,7 @@ def _submit_fresh(choices: Choices, model: Model) -> list[Step]:
     near = [n for place in (P, 2 * P, W * P) for d in (-1, 0, 1) if 1 <= (n := place + d) <= most]
     sizes: list[int] = []
     for _ in range(min(choices.of([1, 1, 2, 3]), MOST_RUNNING - len(model.running))):
-        largest = choices.of([2 * P, 3 * P, ceil_div(most, 4)])
+        largest = choices.of([2 * P, 6 * P, ceil_div(most, 4)])
         sizes.append(
             choices.of([P, *near, 1]) if choices.below(2) else choices.between(1, min(most, largest))
         )

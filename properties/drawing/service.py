@@ -99,9 +99,12 @@ def _with_host(choices: Choices, storage: bool) -> dict[str, Any]:
 
 
 def _with_decode(choices: Choices, service: History) -> dict[str, Any]:
-    """A decode server, now and then too small, seldom with pages of another size."""
-    few = choices.between(1, service.world_size * service.pages_per_lane)
+    """A decode server, now and then too small, seldom with pages of another size; prompts of many pages."""
+    W, pages = choices.of([2, 3, 4, 1]), choices.of([8, 6, 4])
+    few = choices.between(1, W * pages)
     return {
+        "world_size": W,
+        "pages_per_lane": pages,
         "decode_pages": choices.of([None, None, few]),
         "decode_page_size": 2 * service.page_size if choices.once_in(12) else None,
     }
