@@ -38,12 +38,12 @@ def _settled(model: Model) -> list[str]:
 
 def _submit_fresh(choices: Choices, model: Model) -> list[Step]:
     """Prompts that nobody has seen, some at a time: around page multiples, up to a third of all pages."""
-    W, P = model.W, model.P
-    most = W * P * model.setting.pages_per_lane
+    W, P, pages_per_lane = model.W, model.P, model.setting.pages_per_lane
+    most = W * P * pages_per_lane
     near = [n for place in (P, 2 * P, W * P) for d in (-1, 0, 1) if 1 <= (n := place + d) <= most]
     sizes: list[int] = []
     for _ in range(min(choices.of([1, 1, 2, 3]), MOST_RUNNING - len(model.running))):
-        largest = choices.of([2 * P, 6 * P, ceil_div(most, 4)])
+        largest = choices.of([2 * P, 2 * P * min(3, pages_per_lane), ceil_div(most, 4)])
         sizes.append(
             choices.of([P, *near, 1]) if choices.below(2) else choices.between(1, min(most, largest))
         )

@@ -78,23 +78,27 @@ def _plain_settings(choices: Choices, page_size: int) -> dict[str, Any]:
 
 def _with_host(choices: Choices, storage: bool) -> dict[str, Any]:
     layout, engine = choices.of(_FITTING)
-    anywhere = bool(choices.below(2))
-    few = {"pages_per_lane": choices.of([1, 1, 2]), "rotate": False}  # a lane must run out for it
-    return (few if anywhere else {}) | {
+    policies = [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK, WritePolicy.WRITE_THROUGH_SELECTIVE]
+    settings = {
         "host_pages_per_lane": choices.of([4, 8, 3, 2, 1]),
         "host_layout": layout,
         "copy_engine": engine,
-        "write_policy": choices.of(
-            [
-                WritePolicy.WRITE_THROUGH,
-                WritePolicy.WRITE_THROUGH,
-                WritePolicy.WRITE_BACK,
-                WritePolicy.WRITE_THROUGH_SELECTIVE,
-            ]
-        ),
-        "load_anywhere": anywhere,
+        "write_policy": choices.of([WritePolicy.WRITE_THROUGH, *policies]),
         "storage": storage,
         "max_tokens": None,
+    }
+    return settings | (_with_other_lanes(choices) if choices.once_in(3) else {})
+
+
+def _with_other_lanes(choices: Choices) -> dict[str, Any]:
+    """Loads may land in other lanes: the first must run out, and others must not."""
+    return {
+        "load_anywhere": True,
+        "world_size": choices.of([3, 4, 2]),
+        "pages_per_lane": choices.of([1, 2]),
+        "rotate": False,
+        "chunk": None,
+        "write_policy": WritePolicy.WRITE_THROUGH,
     }
 
 
