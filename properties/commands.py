@@ -14,7 +14,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from properties.fuzz import BUDGETS, Campaign, hunt, profile, rehearsed, says_nothing, stopping_at_interrupt
+from properties.drills import check_drill, parse_drill, unnoticed
+from properties.found import rehearsed
+from properties.fuzz import BUDGETS, Campaign, hunt, profile, says_nothing, stopping_at_interrupt
 from properties.fuzz_text import following, print_summary
 from properties.mutants import MUTANTS, named_mutant
 from properties.mutants.matrix import kill_matrix
@@ -172,6 +174,9 @@ def fuzz(
         str | None,
         typer.Option(metavar="TARGET", help="Kernels to put in the place of the reference."),
     ] = None,
+    drill: Annotated[
+        str, typer.Option(help='With --replay: what must be noticed, such as "unheard rank=1 step=7".')
+    ] = "",
 ) -> None:
     """Draw serving histories until one does not hold; make it small, and write it as a file.
 
@@ -191,7 +196,9 @@ def fuzz(
     console = open_console()
     target = None if kernels is None else named(kernels)
     if replay is not None:
-        _replay(replay, world, Setting(seed=seed, kernels=target), console)
+        _replay(replay, world, Setting(seed=seed, kernels=target), drill, console)
+    if drill:
+        raise InvalidInput("--drill", expected="a history to replay", received="none", fix="Add --replay.")
     if minutes is None and examples is None:
         examples = BUDGETS[profile()]
     seconds = None if minutes is None else 60 * minutes
@@ -205,13 +212,17 @@ def fuzz(
     raise typer.Exit(2 if says_nothing(tally) or not tally.histories else int(bool(tally.found)))
 
 
-def _replay(file: Path, world: str, setting: Setting, console: Console) -> NoReturn:
+def _replay(file: Path, world: str, setting: Setting, drill: str, console: Console) -> NoReturn:
     history = load_scenario(file)
     if not isinstance(history, History):
         raise InvalidInput("--replay", expected="a history", received=str(file))
     findings = list(rehearsed(history).findings)
     with Worlds(setting) as worlds:
-        findings += try_history(worlds.get(world, history.world_size), history, setting).findings
+        played_on = worlds.get(world, history.world_size)
+        findings += try_history(played_on, history, setting).findings
+        if drill:
+            check_drill(parse_drill(drill), history)
+            findings += unnoticed(played_on, history, parse_drill(drill))
     for finding in findings:
         console.print(str(finding), soft_wrap=True)
     console.print("broke" if findings else "held")

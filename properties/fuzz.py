@@ -1,14 +1,13 @@
-"""Hunting for histories that do not hold: batches of a state machine, until a budget is spent.
+"""Hunting for histories that do not hold: batches of a machine's examples, until a budget is spent.
 
 A batch is one run of Hypothesis and ends at the first finding, which is made small
-(:mod:`properties.shrinking`) and known from then on: later batches pass over it, and look for others.
+(:mod:`properties.found`) and known from then on: later batches pass over it, and look for others.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import time
 from collections import Counter
@@ -20,69 +19,39 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as seeded
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
-from hypothesis.stateful import run_state_machine_as_test
-from msgspec.structs import replace
 
-from properties.machine import LAWS, STEPS, Broken, HistoryMachine, Stopped
-from properties.rehearsal import Rehearsal
-from properties.shrinking import MOST_TRIES, renamed, shrunk
-from refmodel.errors import Finding, InvalidInput
-from refmodel.laws import LAWS as CONTRACT
+from properties.drills import drill_of, unnoticed
+from properties.found import Found, Key, key_of, smallest, undrilled
+from properties.machine import Broken, Drawn, aim, histories
+from properties.rehearsal import MARKS as REHEARSED
+from refmodel.errors import InvalidInput
+from sim.engine.stale import KINDS
 from sim.gate.histories import HistoryVerdict, try_history
 from sim.gate.judge import INFRASTRUCTURE
 from sim.gate.runs import Worlds
 from sim.gate.setting import Setting
 from sim.histories.history import History
-from sim.histories.writing import history_file
 from sim.kernels.loading import Named
 from sim.kernels.uses import NO_USES, Uses, sum_of
 from sim.world import World
 
 BATCH = 50  # histories that a batch may take
-TRIES = 3  # plays of a history that is made smaller: what broke may not be deterministic
-MOST_PLAYED = 250  # histories that ranks play to make one smaller which only they can judge
+MARKS = (*REHEARSED, *(f"drill: {kind}" for kind in ("die", *KINDS)))
 BUDGETS = {"dev": 100, "ci": 300, "nightly": 20_000}  # histories of a campaign, by profile
 
-Key = tuple[str, str]  # law, and what broke without its numbers
+
+class Stopped(KeyboardInterrupt):
+    """No more histories are wanted. Hypothesis lets an interrupt through, and keeps nothing of it."""
 
 
 class Stop(Protocol):
     """Says when to end: an event of threads or of processes."""
 
     def is_set(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One way in which histories fail, at its smallest."""
-
-    history: History
-    finding: Finding
-    seed: int  # of the schedule
-    world: str  # kind
-    by_ranks: bool  # the gate shows it too; else only the rehearsal does
-    kernels: Named | None = None  # that stood in the place of the reference
-
-    @property
-    def key(self) -> Key:
-        return key_of(self.finding)
-
-    @property
-    def file_name(self) -> str:
-        """``l3-free-pages.yaml``"""
-        return re.sub(r"[^a-z0-9]+", "-", " ".join(self.key).lower()).strip("-")[:60] + ".yaml"
-
-    def replay(self, folder: Path) -> str:
-        """The line that shows it again."""
-        file = folder / self.file_name
-        if not self.by_ranks:
-            return f"cpkv fuzz --replay {file}"
-        setting = Setting(seed=self.seed, kernels=self.kernels)
-        return f"cpkv gate {file} --world {self.world}:{self.history.world_size} {setting.options}"
 
 
 @dataclass(slots=True)
@@ -106,12 +75,6 @@ class Tally:
                 self.found[key] = found
 
 
-def key_of(finding: Finding) -> Key:
-    """Findings alike but for numbers and ranks are one."""
-    what = re.sub(r", on ranks .*", "", finding.what)
-    return finding.law, re.sub(r"\d+", "n", what)
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One run of Hypothesis."""
@@ -122,7 +85,8 @@ class Batch:
     known: Collection[Key] = ()
     database: Path | None = None
     first: bool = False  # of its campaign: begins with what the database has
-    kernels: Named | None = None
+    aims: bool = False  # whether it goes after what is rare
+    kernels: Named | None = None  # in the place of the reference
 
 
 def run_batch(batch: Batch, stop: Stop) -> Tally:
@@ -130,39 +94,69 @@ def run_batch(batch: Batch, stop: Stop) -> Tally:
     tally, broken = Tally(), list[Broken]()
     with Worlds(Setting(kernels=batch.kernels)) as worlds:
 
-        class Machine(HistoryMachine):
-            def is_over(self) -> bool:
-                return stop.is_set()
+        def judged(drawn: Drawn) -> None:
+            if stop.is_set():
+                raise Stopped
+            rehearsal = drawn.rehearsal
+            tally.histories += 1
+            tally.steps += len(rehearsal.steps)
+            tally.marks.update(rehearsal.marks)
+            aim(rehearsal)
+            verdict = _play(drawn.history, batch.world, drawn.seed, worlds)
+            tally.uses = sum_of([tally.uses, verdict.uses])
+            findings = verdict.findings or tuple(rehearsal.findings)
+            if findings and key_of(findings[0]) not in batch.known:
+                broken.append(Broken(drawn.history, findings, drawn.seed))
+                raise broken[-1]
+            if not findings:
+                _drill(drawn, verdict.calls, batch, worlds, tally)
 
-            def judge(self, rehearsal: Rehearsal, seed: int) -> None:
-                verdict = _play(rehearsal, batch.world, seed, worlds)
-                findings = verdict.findings or tuple(rehearsal.findings)
-                tally.uses = sum_of([tally.uses, verdict.uses])
-                tally.histories += 1
-                tally.steps += len(rehearsal.steps)
-                tally.marks.update(rehearsal.marks)
-                if findings and key_of(findings[0]) not in batch.known:
-                    broken.append(Broken(rehearsal.history, findings, seed))
-                    raise broken[-1]
-
+        hunted = _settings(batch)(given(histories(aimed=batch.aims))(judged))
         # Flaky: it held when Hypothesis tried it again, as an engine that is not deterministic may.
         with suppress(Stopped, Broken, Flaky):
-            run_state_machine_as_test(seeded(batch.seed)(Machine), settings=_settings(batch))
+            seeded(batch.seed)(hunted)()
         if broken:
-            found = _smallest(broken[0], batch, worlds)
+            seed = broken[0].seed
+            found = smallest(
+                broken[0],
+                batch.world,
+                lambda history: _play(history, batch.world, seed, worlds).findings,
+                batch.known,
+                batch.kernels,
+            )
             tally.found[found.key] = found
     return tally
+
+
+def _drill(drawn: Drawn, calls: int, batch: Batch, worlds: Worlds, tally: Tally) -> None:
+    """Now and then play a history that held again, with something wrong: it must be noticed."""
+    drill = drill_of(drawn.rehearsal, calls, drawn.luck, batch.world)
+    if drill is None:
+        return
+    history = drawn.history
+    with _world(batch.world, history.world_size, drawn.seed, worlds) as world:
+        findings = unnoticed(world, history, drill)
+    tally.marks[f"drill: {drill.kind}"] += 1
+    for finding in findings:
+        found = undrilled(history, finding, drawn.seed, batch.world, str(drill), batch.kernels)
+        if found.key not in batch.known:
+            tally.found.setdefault(found.key, found)
 
 
 def _settings(batch: Batch) -> settings:
     # Without Hypothesis's own shrinking: a history is made smaller as data. What the database has comes
     # first, once a campaign: a batch that passes over what is known would take it for mended, and delete it.
-    phases = [Phase.generate, Phase.target, *([Phase.reuse] if batch.first else [])]
+    # Aiming makes many alike: some of the batches do, the others draw freely, and only theirs are kept.
+    folder = None if batch.aims else batch.database
+    phases = [
+        Phase.generate,
+        *([Phase.target] if batch.aims else []),
+        *([Phase.reuse] if batch.first else []),
+    ]
     return settings(
         max_examples=batch.examples,
-        stateful_step_count=STEPS,
         deadline=None,
-        database=DirectoryBasedExampleDatabase(batch.database) if batch.database else None,
+        database=DirectoryBasedExampleDatabase(folder) if folder else None,
         phases=phases,
         report_multiple_bugs=False,
         print_blob=False,
@@ -171,50 +165,20 @@ def _settings(batch: Batch) -> settings:
     )
 
 
-def _play(rehearsal: Rehearsal, kind: str, seed: int, worlds: Worlds) -> HistoryVerdict:
-    """What the ranks find in a rehearsed history."""
-    size = rehearsal.setting.world_size
+@contextmanager
+def _world(kind: str, size: int, seed: int, worlds: Worlds) -> Iterator[World]:
+    """A world of its own for a schedule; processes are kept."""
     if kind != "lockstep":
-        return try_history(worlds.get(kind, size), rehearsal.history, worlds.setting)
+        yield worlds.get(kind, size)
+        return
     with World.lockstep(size, seed=seed) as world:
-        return try_history(world, rehearsal.history, worlds.setting)
+        yield world
 
 
-def rehearsed(history: History) -> Rehearsal:
-    """A history rehearsed up to the first step that does not hold."""
-    rehearsal = Rehearsal(replace(history, history=[]))
-    for step in history.history:
-        rehearsal.step(step)
-        if rehearsal.findings:
-            break
-    return rehearsal
-
-
-def _smallest(broken: Broken, batch: Batch, worlds: Worlds) -> Found:
-    """The smallest history that fails in a way not known yet."""
-    by_rehearsal = bool(rehearsed(broken.history).findings)
-
-    def fails(history: History) -> bool:
-        rehearsal = rehearsed(history)
-        # The rehearsal is quick; whether ranks see it too shows at the end.
-        findings = rehearsal.findings if by_rehearsal else played(rehearsal)
-        return bool(findings) and key_of(findings[0]) not in batch.known
-
-    def played(rehearsal: Rehearsal) -> tuple[Finding, ...]:
-        tries = (_play(rehearsal, batch.world, broken.seed, worlds).findings for _ in range(TRIES))
-        return next(filter(None, tries), ())
-
-    most_tries = MOST_TRIES if by_rehearsal else MOST_PLAYED
-    rehearsal = rehearsed(renamed(shrunk(broken.history, fails, most_tries=most_tries)))
-    by_ranks = played(rehearsal)
-    finding = [*by_ranks, *rehearsal.findings, *broken.findings][0]
-    history = replace(
-        rehearsal.history,
-        title=f"{finding.law} broke: {finding.what}",
-        why=f"Expected {finding.expected}; got {finding.received.partition(chr(10))[0]}.",
-        laws=[finding.law] if finding.law in CONTRACT else list(LAWS),
-    )
-    return Found(history, finding, broken.seed, batch.world, bool(by_ranks), batch.kernels)
+def _play(history: History, kind: str, seed: int, worlds: Worlds) -> HistoryVerdict:
+    """What the ranks make of a history."""
+    with _world(kind, history.world_size, seed, worlds) as world:
+        return try_history(world, history, worlds.setting)
 
 
 def profile() -> str:
@@ -268,6 +232,7 @@ class Campaign:
                 known=frozenset(tally.found),
                 database=self.database,
                 first=number == 0,
+                aims=number % 3 == 2,
                 kernels=self.kernels,
             )
             number, drawn = number + 1, drawn + examples
@@ -322,14 +287,6 @@ def _beside(jobs: int, batches: Iterator[Batch], stop: Stop) -> Iterator[Tally]:
                 return
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
-
-
-def write_found(found: Found, folder: Path) -> Path:
-    """The history as a file there; the folder is made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / found.file_name
-    file.write_text(history_file(found.history), encoding="utf-8")
-    return file
 
 
 def says_nothing(tally: Tally) -> bool:

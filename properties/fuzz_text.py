@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from properties.fuzz import Found, Tally, write_found
-from properties.rehearsal import MARKS
+from properties.found import Found, write_found
+from properties.fuzz import MARKS, Tally
 from sim.gate.record import broken
 from sim.report.text import BROKE, HELD, finding_lines, headline
 

@@ -3,7 +3,6 @@
 It works on steps as data, not on the choices that drew them: a step can go although later ones were drawn
 from what it left behind. A step that has become nonsense is refused, and goes next.
 
->>> from sim.histories.history import Evict
 >>> steps = [Step(submit=Submit("a", 9)), Step(evict=Evict(0, 2)), Step(forward=["a"])]
 >>> history = History("Nine", "An example.", ["L1"], 4, 4, 6, steps, rotate=True)
 >>> small = shrunk(history, lambda tried: any(step.forward for step in tried.history))
@@ -13,15 +12,35 @@ from what it left behind. A step that has become nonsense is refused, and goes n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from typing import Any, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.histories.history import History, Step, Submit
+from refmodel.layout.split import Split
+from refmodel.serving.host_layouts import CopyEngine, HostLayout
+from refmodel.serving.write_policy import WritePolicy
+from refmodel.storage.reuse import ViewPath
+from sim.histories.history import (
+    Backup,
+    DropHost,
+    Evict,
+    History,
+    Prefetch,
+    Resend,
+    Send,
+    Spoil,
+    Step,
+    Submit,
+)
+
+T = TypeVar("T")
 
 MOST_TRIES = 2000
 
+_FATES = ("lose", "late", "repeat")
 _NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 Fails = Callable[[History], bool]
@@ -51,18 +70,18 @@ def renamed(history: History) -> History:
 
 
 def _renamed(step: Step, names: dict[str, str]) -> Step:
-    submit = step.submit
-    if submit is not None:
-        like = names.get(submit.like, submit.like) if submit.like is not None else None
-        submit = replace(submit, request=names.get(submit.request, submit.request), like=like)
-    return replace(
-        step,
-        submit=submit,
-        forward=[names.get(name, name) for name in step.forward] if step.forward is not None else None,
-        decode=[names.get(name, name) for name in step.decode] if step.decode is not None else None,
-        finish=names.get(step.finish, step.finish) if step.finish is not None else None,
-        abort=names.get(step.abort, step.abort) if step.abort is not None else None,
-    )
+    return replace(step, **{step.name: _with_names(getattr(step, step.name), names)})
+
+
+def _with_names(operation: object, names: dict[str, str]) -> object:
+    """An operation about others: it is a name, a list of names, or has some in ``request`` and ``like``."""
+    if isinstance(operation, str):
+        return names.get(operation, operation)
+    if isinstance(operation, list):
+        return [names.get(name, name) for name in operation]
+    assert isinstance(operation, Struct)
+    about = {key: getattr(operation, key, None) for key in ("request", "like")}
+    return replace(operation, **{key: names.get(name, name) for key, name in about.items() if name})
 
 
 def _smaller(history: History) -> Iterator[History]:
@@ -98,56 +117,78 @@ def _without_pairs(history: History) -> Iterator[History]:
 
 def _names(step: Step) -> tuple[str, ...]:
     """Requests that a step is about and no other."""
-    if step.submit is not None:
-        return (step.submit.request,)
-    if (only := step.finish or step.abort) is not None:
-        return (only,)
-    named = step.forward or step.decode or []
-    return tuple(named) if len(named) == 1 else ()
+    operation = getattr(step, step.name)
+    named = operation if isinstance(operation, list) else [getattr(operation, "request", operation)]
+    return (named[0],) if len(named) == 1 and isinstance(named[0], str) else ()
 
 
-_PLAIN: tuple[tuple[str, object], ...] = (
-    ("rotate", False),
-    ("prefetch", False),
-    ("view", "full"),
-    ("split", "page_aligned"),
-    ("hit", "token"),
-    ("chunk", None),
-    ("max_requests", None),
-    ("max_tokens", None),
-    ("layers", 1),
+# Settings that go together, plain ones.
+_PLAIN: tuple[dict[str, object], ...] = (
+    {"model": False, "view": ViewPath.FULL},
+    {"host_pages_per_lane": 0, "storage": False},
+    {"storage": False},
+    {"draft_layers": 0},
+    {"host_layout": HostLayout.LAYER_FIRST, "copy_engine": CopyEngine.KERNEL},
+    {"write_policy": WritePolicy.WRITE_THROUGH},
+    {"load_anywhere": False},
+    {"decode_page_size": None},
+    {"decode_pages": None},
+    {"rotate": False},
+    {"prefetch": False},
+    {"view": ViewPath.FULL},
+    {"split": Split.PAGE_ALIGNED},
+    {"hit": "token"},
+    {"batch": True},
+    {"chunk": None},
+    {"max_requests": None},
+    {"max_tokens": None},
+    {"layers": 1},
 )
+_SIZES = ("world_size", "page_size", "pages_per_lane", "host_pages_per_lane", "decode_pages", "chunk")
 
 
 def _plainer(history: History) -> Iterator[History]:
-    for name, plain in _PLAIN:
-        value = getattr(history, name)
-        if value != plain and getattr(value, "value", value) != plain:
-            yield replace(history, **{name: type(value)(plain) if hasattr(value, "value") else plain})
-    for name in ("world_size", "page_size", "pages_per_lane"):
-        size = getattr(history, name)
+    for plain in _PLAIN:
+        if any(getattr(history, name) != value for name, value in plain.items()):
+            yield replace(history, **plain)
+    for name in _SIZES:
+        size = getattr(history, name) or 0
         for less in dict.fromkeys((1, 2, size - 1)):
-            if 0 < less < size:
+            if (history.page_size if name == "chunk" else 1) <= less < size:
                 smaller = replace(history, **{name: less})
-                yield _scaled(smaller, less, size)
+                if name in ("world_size", "page_size"):
+                    yield _scaled(smaller, less, size)
                 yield smaller
 
 
 def _scaled(history: History, part: int, whole: int) -> History:
-    """Prompts shortened as the setting was, and evictions in lanes that are left."""
+    """Prompts shortened as the setting was, and lanes and ranks that are left."""
     return replace(
         history, history=[_scaled_step(step, history.world_size, part, whole) for step in history.history]
     )
 
 
-def _scaled_step(step: Step, lanes: int, part: int, whole: int) -> Step:
-    if step.evict is not None:
-        return replace(step, evict=replace(step.evict, lane=min(step.evict.lane, lanes - 1)))
-    if step.submit is None:
-        return step
-    tokens = max(1, step.submit.tokens * part // whole)
-    shared = min(tokens, step.submit.shared * part // whole)
-    return replace(step, submit=replace(step.submit, tokens=tokens, shared=shared))
+def _scaled_step(step: Step, world_size: int, part: int, whole: int) -> Step:
+    operation = getattr(step, step.name)
+    match operation:
+        case Evict() | DropHost():
+            operation = replace(operation, lane=min(operation.lane, world_size - 1))
+        case Send():
+            left = {key: tuple(r for r in getattr(operation, key) if r < world_size) for key in _FATES}
+            tokens = operation.tokens and max(1, operation.tokens * part // whole)
+            operation = replace(operation, tokens=tokens, **left)
+        case Resend():
+            operation = replace(
+                operation, ranks=sorted({min(rank, world_size - 1) for rank in operation.ranks})
+            )
+        case Backup():
+            first, stop = (n * part // whole for n in (operation.first, operation.stop))
+            operation = replace(operation, first=first, stop=max(1, stop))
+        case Submit():
+            tokens = max(1, operation.tokens * part // whole)
+            shared = min(tokens, operation.shared * part // whole)
+            operation = replace(operation, tokens=tokens, shared=shared)
+    return replace(step, **{step.name: operation})
 
 
 def _with_smaller_steps(history: History) -> Iterator[History]:
@@ -157,14 +198,66 @@ def _with_smaller_steps(history: History) -> Iterator[History]:
 
 
 def _smaller_steps(step: Step) -> Iterator[Step]:
-    for key in ("forward", "decode"):
-        names = getattr(step, key) or []
-        if len(names) > 1:
-            yield from (replace(step, **{key: names[:i] + names[i + 1 :]}) for i in range(len(names)))
-    if step.submit is not None:
-        yield from (replace(step, submit=less) for less in _smaller_prompts(step.submit))
-    if step.evict is not None and step.evict.free > 1:
-        yield replace(step, evict=replace(step.evict, free=step.evict.free - 1))
+    for less in _less(getattr(step, step.name)):
+        yield replace(step, **{step.name: less})
+
+
+def _less(operation: Any) -> Iterator[object]:
+    """An operation with one thing less."""
+    if isinstance(operation, list):
+        yield from _without_one(operation)
+    elif isinstance(operation, Struct):
+        yield from _LESS[type(operation)](operation)
+
+
+def _smaller_evictions(evict: Evict) -> Iterator[Evict]:
+    if evict.free > 1:
+        yield replace(evict, free=evict.free - 1)
+
+
+def _smaller_drops(drop: DropHost) -> Iterator[DropHost]:
+    if drop.count > 1:
+        yield replace(drop, count=drop.count - 1)
+
+
+def _smaller_resends(resend: Resend) -> Iterator[Resend]:
+    yield from (replace(resend, ranks=ranks) for ranks in _without_one(resend.ranks))
+
+
+def _smaller_prefetches(prefetch: Prefetch) -> Iterator[Prefetch]:
+    if prefetch.arrived:
+        yield replace(prefetch, arrived={})
+    if prefetch.pages > 1:
+        yield replace(prefetch, pages=prefetch.pages - 1)
+
+
+def _plainer_spoils(spoil: Spoil) -> Iterator[Spoil]:
+    if spoil.how != "lose":
+        yield replace(spoil, how="lose")
+    if spoil.page:
+        yield replace(spoil, page=spoil.page - 1)
+
+
+def _without_one(values: Sequence[T]) -> Iterator[list[T]]:
+    if len(values) > 1:
+        yield from ([*values[:i], *values[i + 1 :]] for i in range(len(values)))
+
+
+def _smaller_sends(send: Send) -> Iterator[Send]:
+    if send.tokens is not None:
+        yield replace(send, tokens=None)
+    for key in _FATES:
+        ranks = getattr(send, key)
+        yield from (replace(send, **{key: ranks[:i] + ranks[i + 1 :]}) for i in range(len(ranks)))
+    if send.tokens is not None and send.tokens > 1:
+        yield replace(send, tokens=send.tokens - 1)
+
+
+def _smaller_backups(backup: Backup) -> Iterator[Backup]:
+    tokens = backup.stop - backup.first
+    for first, stop in ((0, tokens), (backup.first, backup.stop - 1), (backup.first - 1, backup.stop - 1)):
+        if 0 <= first < stop and (first, stop) != (backup.first, backup.stop):
+            yield replace(backup, first=first, stop=stop)
 
 
 def _smaller_prompts(prompt: Submit) -> Iterator[Submit]:
@@ -178,3 +271,15 @@ def _smaller_prompts(prompt: Submit) -> Iterator[Submit]:
         if prompt.like is not None and 0 < less < prompt.shared:
             yield replace(prompt, shared=less)
             yield replace(prompt, shared=less, tokens=max(1, prompt.tokens - prompt.shared + less))
+
+
+_LESS: dict[type, Callable[[Any], Iterator[object]]] = {
+    Submit: _smaller_prompts,
+    Evict: _smaller_evictions,
+    DropHost: _smaller_drops,
+    Send: _smaller_sends,
+    Resend: _smaller_resends,
+    Backup: _smaller_backups,
+    Prefetch: _smaller_prefetches,
+    Spoil: _plainer_spoils,
+}

@@ -8,21 +8,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import Phase, given, settings
 
 from properties.command_line import HOLDS, cpkv, refused
-from properties.fuzz import Batch, Campaign, Tally, hunt, run_batch, write_found
+from properties.drawing.service import LAWS
+from properties.found import write_found
+from properties.fuzz import MARKS, Batch, Campaign, Tally, hunt, run_batch
 from properties.fuzz_text import progress_line
-from properties.machine import LAWS, STEPS, HistoryMachine
-from properties.mutants import admission, lanes, named_mutant, radix
+from properties.machine import FEWEST_STEPS, Drawn, histories, judge
+from properties.mutants import admission, host, lanes, named_mutant, radix, transfer
 from properties.mutants.mutant import Mutant
 from properties.proofs import proves
-from properties.rehearsal import MARKS, Rehearsal
-from properties.shrinking import shrunk
+from properties.rehearsal import Rehearsal
+from properties.shrinking import renamed, shrunk
 from sim.cases.library import parse_scenario
 from sim.gate.runs import run_scenario
-from sim.histories.history import Evict, History, Step, Submit
+from sim.histories.history import (
+    Backup,
+    DropHost,
+    Evict,
+    Gap,
+    History,
+    Prefetch,
+    Resend,
+    Send,
+    Spoil,
+    Step,
+    Submit,
+)
 from sim.histories.writing import history_file
 from sim.world import World
 
@@ -45,34 +58,52 @@ UNREACHABLE = {
     "digest-of-the-first-page": "it blinds the comparison of ranks, which all hold the same tokens",
     "last-page-copied": "the engine asks before it takes pages, so the last page is the tail",
     "flag-widens-every-batch": "the engine's KV is always shared",
-    "batch-flag-ignored": "the machine draws no history without the batch flag",
     "bytes-estimated": "a batch would need more than a million tokens",
+    "layers-in-page-order": "bytes return as they left: only who reads the pool itself sees the order",
+    "engine-not-checked": "what a server refuses at start-up is no history",
+    "layout-rewritten": "what a server refuses at start-up is no history",
+    "first-and-last-slot-checked": "the engine's slots come from page tables: within a page they ascend",
+    "page-twice": "the engine's slots come from page tables, which have no page twice",
+    "any-lane-will-do": "the engine takes pages of the lanes it is to land in",
+    "unpinned-for-all": "the page of a load is in the tree, so nobody else loads it",
+    "finished-half-loaded": "the engine brings all layers before it ends a load",
+    "backed-up-at-each-hit": "the host cache leaves out what it has",
+    "positions-unchecked": "right senders send each position once",
+    "index-count-unchecked": "right senders send the index pages of their KV pages",
+    "last-message-wins": "right senders send one message of a chunk",
 }
-# Found, but a history that shows it may hold when it is played again, so it does not shrink reliably.
-WAVERING = {"radix-04"}  # its victims depend on where objects lie in memory
-ROOMS = (lanes, radix, admission)
+# Mutants that need more histories than that, and why.
+RARELY_SHOWN = {
+    "host-05": "needs a prefetch of pages whose first are on the host, and a prompt that reads them then",
+    "host-06": "one history of a hundred loads into another lane",
+    "pages-by-move-number": "needs a backup of pages whose first are on the host",
+    "failed-fill-evicts": "needs a backup for which one lane of the host has room and another has none",
+    "sent-twice": "decode refuses what follows a last chunk it has heard of: needs one that it has not",
+}
+LONG = {"storage-asked-for-kv": 10}  # steps: stored, dropped, fetched, evicted, and asked for again
+RARE = {"victims of one age", "part arrived", "loaded elsewhere"}  # not in every few hundred histories
+ROOMS = (lanes, radix, admission, host, transfer)
 OF_THE_ROOMS = [m for room in ROOMS for m in vars(room).values() if isinstance(m, Mutant)]
 REACHABLE = [
     mutant.id
     for mutant in OF_THE_ROOMS
-    if mutant.id not in UNREACHABLE and not mutant.place.startswith("refmodel.config.")
+    if mutant.id not in UNREACHABLE | RARELY_SHOWN and not mutant.place.startswith("refmodel.config.")
 ]
 
 
 @proves(*LAWS)
-def test_any_history_holds() -> None:
-    run_state_machine_as_test(
-        HistoryMachine,
-        settings=settings(max_examples=settings().max_examples // 2, stateful_step_count=STEPS),
-    )
+@settings(max_examples=settings().max_examples // 2, phases=[Phase.generate, Phase.reuse])
+@given(histories())
+def test_any_history_holds(drawn: Drawn) -> None:
+    judge(drawn)
 
 
 @pytest.mark.slow
 def test_a_hunt_reaches_every_place_that_hurts_and_finds_nothing() -> None:
-    tally = hunt(Campaign(seed=1, examples=250), threading.Event(), lambda _: None)
+    tally = hunt(Campaign(seed=1, examples=500), threading.Event(), lambda _: None)
     assert not tally.found, progress_line(tally, 1.0)
-    assert set(tally.marks) >= set(MARKS) - {"victims of one age"}, progress_line(tally, 1.0)
-    assert tally.steps >= 12 * tally.histories
+    assert set(tally.marks) >= set(MARKS) - RARE, progress_line(tally, 1.0)
+    assert tally.steps >= FEWEST_STEPS * tally.histories
 
 
 @pytest.mark.slow
@@ -88,13 +119,13 @@ def test_a_wrong_engine_is_found_by_a_short_history(mutant_id: str) -> None:
         tally = hunt(Campaign(seed=0, examples=CI_BUDGET), stop, enough)
     assert tally.found, f"not found in {tally.histories} histories"
     (found,) = tally.found.values()
-    assert len(found.history.history) <= LONGEST or mutant_id in WAVERING
+    assert len(found.history.history) <= LONG.get(mutant_id, LONGEST)
     with World.lockstep(found.history.world_size) as world:
         assert run_scenario(found.history, world).held, "the right engine fails too"
 
 
-def test_mutants_that_no_history_can_show_exist() -> None:
-    assert set(UNREACHABLE) <= {mutant.id for mutant in OF_THE_ROOMS}
+def test_mutants_that_are_left_out_exist() -> None:
+    assert UNREACHABLE.keys() | RARELY_SHOWN.keys() <= {mutant.id for mutant in OF_THE_ROOMS}
 
 
 def test_what_was_found_is_a_file_that_the_gate_replays(tmp_path: Path) -> None:
@@ -135,13 +166,55 @@ def test_a_rehearsal_knows_hits_refusals_and_free_pages() -> None:
     assert (done[1].expect.valid, done[1].expect.free) == ({"a": 12}, [1, 0])
     assert done[2].expect.valid == {"b": 6}
     assert done[7].expect.free == [1, 0]
-    assert rehearsal.free_pages() == (2, 2)
+    assert rehearsal.model.free_pages() == (2, 2)
+    with World.lockstep(2) as world:
+        assert run_scenario(rehearsal.history, world).held
+
+
+def test_a_rehearsal_knows_what_is_loaded_back_and_what_is_lost_on_the_way() -> None:
+    """Worked by hand: W = 2, P = 4, twelve tokens lie in lanes 0, 1, 1, and all have host copies.
+
+    b hits eleven of them from the host: one is left to compute. Of its chunk rank 1 has the pages 1 and 2.
+    """
+    steps = [
+        Step(submit=Submit("a", 12)),
+        Step(forward=["a"]),
+        Step(finish="a"),
+        Step(evict=Evict(0, 3)),
+        Step(evict=Evict(1, 3)),
+        Step(submit=Submit("b", 12, "a", 12)),
+        Step(drop_host=DropHost(1, 2)),
+        Step(forward=["b"]),
+        Step(send=Send("b", lose=(1,))),
+        Step(finish="b"),
+        Step(backup=Backup("b", 2, 6)),
+        Step(resend=Resend("b", [1])),
+        Step(finish="b"),
+    ]
+    setting = History("By hand", "Small.", ["H3"], 2, 4, 3, history=[], host_pages_per_lane=2)
+    rehearsal = Rehearsal(setting)
+    for step in steps:
+        rehearsal.step(step)
+    assert not rehearsal.findings
+    done = rehearsal.history.history
+    assert [number for number, step in enumerate(done) if step.refused] == [9, 10]
+    assert (done[5].expect.valid, done[5].expect.free) == ({"b": 11}, [2, 1])
+    assert done[8].send is not None
+    assert done[11].resend is not None
+    assert done[8].send.missing == [Gap(1, 0, [1, 2])]
+    assert done[11].resend.missing == []
     with World.lockstep(2) as world:
         assert run_scenario(rehearsal.history, world).held
 
 
 def test_a_history_survives_its_file() -> None:
-    steps = [Step(submit=Submit("a", 9)), Step(evict=Evict(0, 1)), Step(finish="a", refused=True)]
+    steps = [
+        Step(submit=Submit("a", 9)),
+        Step(evict=Evict(0, 1)),
+        Step(finish="a", refused=True),
+        Step(send=Send("a", 4, lose=(1,), missing=[Gap(1, 0, [0])])),
+        Step(prefetch=Prefetch("a", 2, {"kv": 1})),
+    ]
     history = History("T", "W", ["L1"], 2, 4, 3, steps, hit="page", chunk=8, rotate=True)
     assert parse_scenario(history_file(history), "") == history
 
@@ -154,6 +227,41 @@ def test_a_history_is_shrunk_to_what_matters() -> None:
         Submit(step.submit.request, 3) for step in small.history if step.submit
     ]
     assert (len(small.history), small.world_size, small.page_size, small.prefetch) == (2, 1, 1, False)
+
+
+def test_requests_are_renamed_wherever_they_are_named() -> None:
+    steps = [
+        Step(submit=Submit("x", 9)),
+        Step(submit=Submit("y", 9, "x", 4)),
+        Step(forward=["y", "x"]),
+        Step(send=Send("y")),
+        Step(resend=Resend("y", [0])),
+        Step(cancel="y"),
+        Step(backup=Backup("x", 0, 4)),
+        Step(prefetch=Prefetch("nobody", 1)),
+        Step(spoil=Spoil("y", 0, "kv", "lose")),
+    ]
+    again = renamed(History("T", "W", ["L1"], 2, 4, 3, steps)).history
+    assert again[1].submit == Submit("b", 9, "a", 4)
+    assert (again[2].forward, again[5].cancel) == (["b", "a"], "b")
+    assert (again[3].send, again[4].resend) == (Send("b"), Resend("b", [0]))
+    assert (again[6].backup, again[7].prefetch) == (Backup("a", 0, 4), Prefetch("nobody", 1))
+    assert again[8].spoil == Spoil("b", 0, "kv", "lose")
+
+
+def test_features_that_do_not_matter_go_first() -> None:
+    steps = [Step(submit=Submit("a", 9)), Step(send=Send("a", 4, lose=(0, 1, 2), late=(3,)))]
+    history = History(
+        "T", "W", ["L1"], 4, 4, 6, steps, host_pages_per_lane=3, storage=True, draft_layers=2, decode_pages=9
+    )
+    small = shrunk(history, lambda h: any(2 in step.send.lose for step in h.history if step.send))
+    assert (small.host_pages_per_lane, small.storage, small.draft_layers, small.decode_pages) == (
+        0,
+        False,
+        0,
+        None,
+    )
+    assert small.history == [Step(send=Send("a", lose=(2,)))]
 
 
 def test_the_command_says_how_much_was_done(tmp_path: Path) -> None:

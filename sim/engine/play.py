@@ -14,7 +14,7 @@ from sim.engine.engine import Engine
 from sim.histories.expect import unexpected
 from sim.histories.history import History, Step
 
-MOST_FINDINGS = 5  # a rank stops there; one is enough to fail
+MOST_FINDINGS = 5  # that a rank tells of; it plays on, as others would wait for its collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,11 @@ def play(group: dist.ProcessGroup, history: History) -> Played:
     if size != history.world_size:
         raise InvalidInput("world of a history", expected=f"{history.world_size} ranks", received=size)
     with closing(Engine(history, rank, group)) as engine:
-        return _play(engine, history, rank, size)
+        return play_on(engine, history, rank, size)
 
 
-def _play(engine: Engine, history: History, rank: int, size: int) -> Played:
+def play_on(engine: Engine, history: History, rank: int, size: int) -> Played:
+    """Play a history on an engine of this rank that has done nothing yet."""
     findings: list[Finding] = []
     fingerprints, refusals = [], []
     before = engine.tables.fingerprint()
@@ -54,8 +55,6 @@ def _play(engine: Engine, history: History, rank: int, size: int) -> Played:
         refusals.append(done.refusal)
         fingerprints.append(done.fingerprint)
         before = done.fingerprint
-        if len(findings) >= MOST_FINDINGS:
-            break
     return Played(
         rank=rank,
         digest=engine.storage.digest.hexdigest(),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from refmodel.collectives import Call
 from refmodel.errors import Finding, Where
 from sim.engine.play import Played, play
+from sim.engine.stale import Stale, play_stale
 from sim.engine.start import Refusal, start
 from sim.failures import RunFailed, WorldUnavailable
 from sim.gate.judge import fallbacks_unwarned, finding_of, folded, run_quietly
@@ -55,24 +57,37 @@ class HistoryVerdict:
 
 
 def try_history(world: World, history: History, setting: Setting = PLAIN) -> HistoryVerdict:
-    """Play a history and judge it. A run that fails is a finding; a world that is missing is an error."""
+    """Play a history and judge it. A run that fails is a finding; a world that is missing is an error.
+
+    A history that is to be refused at the start plays no step.
+    """
+    if history.refused_at_start is not None:
+        return _tried(world, start, history, setting, partial(judge_start, history))
+    return _tried(world, _play_unwarned, history, setting, partial(judge_history, history))
+
+
+def try_stale(world: World, history: History, stale: Stale) -> HistoryVerdict:
+    """Play a history in which one rank's tables are old, and judge it: it must not hold (L7)."""
+    judge = partial(judge_history, history)
+    return _tried(world, _play_stale_unwarned, (history, stale), PLAIN, judge)
+
+
+def _tried(
+    world: World,
+    program: Callable[[dist.ProcessGroup, Any], T],
+    argument: object,
+    setting: Setting,
+    judge: Callable[[Sequence[T]], Iterator[Finding]],
+) -> HistoryVerdict:
     try:
-        if history.refused_at_start is not None:
-            return _try_start(world, history, setting)
-        run, uses = run_quietly(world, _play_unwarned, history, setting)
+        run, uses = run_quietly(world, program, argument, setting)
     except WorldUnavailable:
         raise
     except RunFailed as failure:
         return HistoryVerdict((finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
-    findings = tuple(judge_history(history, run.results))
-    return HistoryVerdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried, uses)
-
-
-def _try_start(world: World, history: History, setting: Setting) -> HistoryVerdict:
-    """Start a server that must refuse its settings; no step is played."""
-    run, _ = run_quietly(world, start, history, setting)
-    findings = tuple(judge_start(history, run.results))
-    return HistoryVerdict(findings, (), run.ledgers, run.spans, run.schedule, run.retried)
+    played = tuple(each for each in run.results if isinstance(each, Played))
+    findings = tuple(judge(run.results))
+    return HistoryVerdict(findings, played, run.ledgers, run.spans, run.schedule, run.retried, uses)
 
 
 def judge_start(history: History, refusals: Sequence[Refusal | None]) -> Iterator[Finding]:
@@ -95,6 +110,11 @@ def _play_unwarned(group: dist.ProcessGroup, history: History) -> Played:
         return play(group, history)
 
 
+def _play_stale_unwarned(group: dist.ProcessGroup, drill: tuple[History, Stale]) -> Played:
+    with fallbacks_unwarned():
+        return play_stale(group, drill)
+
+
 def judge_history(history: History, played: Sequence[Played]) -> Iterator[Finding]:
     """What ranks found, then where they did not do alike, then what was refused and should not, or not."""
     yield from folded([*dict.fromkeys(finding for each in played for finding in each.findings)])
@@ -111,7 +131,7 @@ def _drift(history: History, played: Sequence[Played]) -> Iterator[Finding]:
         ("refusal of", [each.refusals for each in played]),
         ("tables after", [each.fingerprints for each in played]),
     ):
-        for index, of_ranks in enumerate(zip(*values, strict=False)):  # a rank stops at too many findings
+        for index, of_ranks in enumerate(zip(*values, strict=False)):  # as long as the shortest
             if odd := _unlike_the_first(of_ranks):
                 step = history.history[index]
                 yield Finding(

@@ -1,0 +1,1 @@
+"""What a history is drawn from: services, and the operations that can come next."""

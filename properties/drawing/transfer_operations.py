@@ -1,0 +1,67 @@
+"""Chunks that go to decode, and what happens to their messages on the way."""
+
+from __future__ import annotations
+
+from properties.drawing.choices import Choices
+from properties.drawing.operation import Operation
+from properties.rehearsal.model import Model
+from sim.histories.history import Resend, Send, Step
+
+
+def _sendable(model: Model) -> list[str]:
+    """Requests of which something is computed and the last chunk is not sent."""
+    sent = model.transfers.sent
+    over = {name for name, each in sent.items() if each.is_over or each.is_cancelled}
+    return [name for name, request in model.running.items() if request.valid and name not in over]
+
+
+def _lost(model: Model) -> list[str]:
+    return [name for name, sent in model.transfers.sent.items() if sent.lost and not sent.is_cancelled]
+
+
+def _under_way(model: Model) -> list[str]:
+    return [name for name, sent in model.transfers.sent.items() if sent.is_under_way]
+
+
+def _send(choices: Choices, model: Model) -> list[Step]:
+    """All that is computed or some of it; half of the time a message is lost, late, or comes twice."""
+    name = choices.of(_sendable(model))
+    request = model.running[name]
+    tokens = choices.between(1, request.valid) if choices.once_in(3) else None
+    fates: dict[str, tuple[int, ...]] = {"lose": (), "repeat": (), "late": ()}
+    if choices.below(2):
+        is_last = (tokens or request.valid) == len(request.ids)
+        ranks = {choices.below(model.W) for _ in range(choices.between(1, 2))}
+        if choices.once_in(5):
+            return [Step(send=Send(name, tokens, tuple(range(model.W))))]  # decode hears nothing of it
+        for rank in sorted(ranks):
+            fate = choices.of(["lose", "repeat"] if is_last else ["late", "lose", "repeat"])
+            fates[fate] += (rank,)
+    return [Step(send=Send(name, tokens, fates["lose"], fates["repeat"], fates["late"]))]
+
+
+def _over(model: Model) -> list[str]:
+    return [name for name, sent in model.transfers.sent.items() if sent.is_over or sent.is_cancelled]
+
+
+def _send_again(choices: Choices, model: Model) -> list[Step]:
+    """A request is sent once: this must be refused (T3)."""
+    return [Step(send=Send(choices.of(_over(model))))]
+
+
+def _resend(choices: Choices, model: Model) -> list[Step]:
+    name = choices.of(_lost(model))
+    ranks = sorted({rank for _, rank in model.transfers.sent[name].lost})
+    return [Step(resend=Resend(name, choices.some(ranks)))]
+
+
+def _cancel(choices: Choices, model: Model) -> list[Step]:
+    return [Step(cancel=choices.of(_under_way(model)))]
+
+
+TRANSFER_OPERATIONS: dict[str, Operation] = {
+    "send": Operation(7, 2, _sendable, _send),
+    "resend": Operation(5, 3, _lost, _resend),
+    "send again": Operation(1, 1, _over, _send_again),
+    "cancel": Operation(1, 2, _under_way, _cancel),
+}

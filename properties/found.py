@@ -1,0 +1,133 @@
+"""What a hunt found: a history that does not hold, made as small as it goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from properties.drawing.service import LAWS
+from properties.machine import Broken
+from properties.rehearsal import Rehearsal
+from properties.rehearsal.ranks import drifted
+from properties.shrinking import MOST_TRIES, renamed, shrunk
+from refmodel.errors import Finding
+from refmodel.laws import LAWS as CONTRACT
+from sim.gate.setting import Setting
+from sim.histories.history import History
+from sim.histories.writing import history_file
+from sim.kernels.loading import Named
+
+TRIES = 8  # looks at a history that does not fail every time
+MOST_PLAYED = 300  # histories that ranks play to make one smaller which only they can judge
+
+Key = tuple[str, str]  # law, and what broke without its numbers
+Play = Callable[[History], tuple[Finding, ...]]  # what ranks find in a history
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One way in which histories fail, at its smallest."""
+
+    history: History
+    finding: Finding
+    seed: int  # of the schedule
+    world: str  # kind
+    by_ranks: bool  # the gate shows it too; else only the rehearsal does
+    kernels: Named | None = None  # that stood in the place of the reference
+    drill: str = ""  # what was done to a history that holds by itself, and went unnoticed
+
+    @property
+    def key(self) -> Key:
+        return key_of(self.finding)
+
+    @property
+    def file_name(self) -> str:
+        """``l3-free-pages.yaml``"""
+        return re.sub(r"[^a-z0-9]+", "-", " ".join(self.key).lower()).strip("-")[:60] + ".yaml"
+
+    def replay(self, folder: Path) -> str:
+        """The line that shows it again."""
+        file = folder / self.file_name
+        options = Setting(seed=self.seed, kernels=self.kernels).options
+        if self.drill:
+            return f'cpkv fuzz --replay {file} --world {self.world} {options} --drill "{self.drill}"'
+        if not self.by_ranks:
+            return f"cpkv fuzz --replay {file}"
+        return f"cpkv gate {file} --world {self.world}:{self.history.world_size} {options}"
+
+
+def write_found(found: Found, folder: Path) -> Path:
+    """The history as a file there; the folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / found.file_name
+    file.write_text(history_file(found.history), encoding="utf-8")
+    return file
+
+
+def key_of(finding: Finding) -> Key:
+    """Findings alike but for numbers and ranks are one."""
+    what = re.sub(r", on ranks .*", "", finding.what)
+    return finding.law, re.sub(r"\d+", "n", what)
+
+
+def rehearsed(history: History) -> Rehearsal:
+    """A history rehearsed up to the first step that does not hold."""
+    rehearsal = Rehearsal(replace(history, history=[]))
+    for step in history.history:
+        rehearsal.step(step)
+        if rehearsal.findings:
+            break
+    return rehearsal
+
+
+def smallest(
+    broken: Broken, world: str, play: Play, known: Collection[Key], kernels: Named | None = None
+) -> Found:
+    """The smallest history that fails in a way not known yet, as the cheapest judge that sees it sees it."""
+    judges: list[tuple[Play, int]] = [
+        (lambda history: tuple(rehearsed(history).findings), MOST_TRIES),
+        (lambda history: drifted(rehearsed(history).history), MOST_TRIES),
+        (lambda history: _as_foreseen(history, play), MOST_PLAYED),
+    ]
+
+    def found_by(look: Play, history: History, tries: int) -> tuple[Finding, ...]:
+        """What one of several looks finds that is not known."""
+        looks = (look(history) for _ in range(tries))
+        return next((found for found in looks if found and key_of(found[0]) not in known), ())
+
+    look, most_tries = next(
+        (each for each in judges[:2] if found_by(each[0], broken.history, TRIES)), judges[2]
+    )
+    is_steady = all(found_by(look, broken.history, 1) for _ in range(3))
+    tries = 1 if is_steady else TRIES
+    small = shrunk(broken.history, lambda tried: bool(found_by(look, tried, tries)), most_tries=most_tries)
+    rehearsal = rehearsed(renamed(small))
+    by_ranks = found_by(play, rehearsal.history, TRIES)
+    finding = [*by_ranks, *rehearsal.findings, *broken.findings][0]
+    history = _titled(rehearsal.history, finding)
+    return Found(history, finding, broken.seed, world, bool(by_ranks), kernels)
+
+
+def _as_foreseen(history: History, play: Play) -> tuple[Finding, ...]:
+    """What ranks find in a history, with what the model says of each step."""
+    return play(rehearsed(history).history)
+
+
+def _titled(history: History, finding: Finding) -> History:
+    return replace(
+        history,
+        title=f"{finding.law} broke: {finding.what}",
+        why=f"Expected {finding.expected}; got {finding.received.partition(chr(10))[0]}.",
+        laws=[finding.law] if finding.law in CONTRACT else list(LAWS),
+    )
+
+
+def undrilled(
+    history: History, finding: Finding, seed: int, world: str, drill: str, kernels: Named | None = None
+) -> Found:
+    """A drill that was not noticed, with the history as it was drawn."""
+    return Found(_titled(history, finding), finding, seed, world, by_ranks=True, kernels=kernels, drill=drill)
