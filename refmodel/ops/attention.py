@@ -83,7 +83,9 @@ MQA_LOGITS = Op(
     results=(Result("logits", "[m, n]", "float32, of float64 float64; undefined outside ks ≤ n < ke"),),
     reference=_mqa_logits,
     spaces=lambda q, keys, scale, weights, ks, ke: (Space((len(q), len(keys)), accumulating_type(q, keys)),),
-    judge=within_budget("A1", _mqa_logits, _scale_of_logits, defined=_visible),
+    judge=within_budget(
+        "A1", _mqa_logits, _scale_of_logits, defined=_visible, by_row=("q", "weights", "ks", "ke")
+    ),
     compared="within a budget, where ks ≤ n < ke",
     laws=("A1", "A5", "S6", "S9"),
     cost=_cost_of_logits,
@@ -126,7 +128,7 @@ def _root_of_squares(
     return (mean * total[..., None]).sqrt()
 
 
-_within_budget = within_budget("A4", _sparse_mla, _scales_of_attended)
+_within_budget = within_budget("A4", _sparse_mla, _scales_of_attended, by_row=("q", "chosen"))
 
 
 def _judge_attended(arguments: Arguments, received: Results, expected: Results) -> Finding | None:

@@ -5,15 +5,18 @@ Shapes, dtypes and devices are compared before any judge is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from refmodel.attention.chunks import row_chunks
 from refmodel.errors import Finding
 from refmodel.ops.op import Arguments, Judge, Results
 from refmodel.precision import FP64_BUDGET, budget
+
+CHUNK_ELEMENTS = 1 << 24  # of a result that are compared at a time
 
 
 def equal_bytes(law: str) -> Judge:
@@ -59,26 +62,45 @@ def within_budget(
     scales: Scales,
     *,
     defined: Callable[[Arguments], torch.Tensor] | None = None,
+    by_row: tuple[str, ...] = (),
 ) -> Judge:
     """Every row within the budget of :mod:`refmodel.precision`; 1e-10 where results are float64.
 
     The exact result is the reference's in float64, the twin is the reference's in the arguments' own types.
     Sums in another order lose what the twin does not: ``scales`` says how many roundings more.
     Infinities must stand where they stand there; NaN exceeds every budget. ``defined`` is a mask of what the
-    operation promises, of the results' shape; None for everything.
+    operation promises, of the results' shape; None for everything. Arguments named in ``by_row`` have as many
+    rows as the results: if there are any, large results are judged a few rows at a time.
     """
 
     def judge(arguments: Arguments, received: Results, expected: Results) -> Finding | None:
-        exact = reference(**{name: _wide(value) for name, value in arguments.items()})
-        results = zip(received, expected, exact, scales(arguments, exact), strict=True)
-        for number, (got, twin, right, scale) in enumerate(results):
-            mask = torch.ones_like(right, dtype=torch.bool) if defined is None else defined(arguments)
-            compared = (_of(mask, values) for values in (got, twin, right))
-            if finding := _beyond(law, f"of result {number}", scale, *compared):
-                return finding
+        for rows in _cut(expected) if by_row else (slice(None),):
+            some = {name: value[rows] if name in by_row else value for name, value in arguments.items()}
+            exact = reference(**{name: _wide(value) for name, value in some.items()})
+            results = zip(received, expected, exact, scales(some, exact), strict=True)
+            for number, (got, twin, right, scale) in enumerate(results):
+                mask = torch.ones_like(right, dtype=torch.bool) if defined is None else defined(some)
+                compared = (_of(mask, values) for values in (got[rows], twin[rows], right))
+                if fault := _beyond(scale, *compared):
+                    row = (rows.start or 0) + fault.row
+                    what = f"row {row} of result {number}, {fault.what}"
+                    return Finding(law, what, fault.expected, fault.received)
         return None
 
     return judge
+
+
+def _cut(results: Results) -> Iterator[slice]:
+    widest = max(result[:1].numel() for result in results)
+    return row_chunks(len(results[0]), elements_a_row=widest, chunk_elements=CHUNK_ELEMENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    row: int  # of those compared
+    what: str
+    expected: str
+    received: str
 
 
 def largest_of_rows(values: torch.Tensor) -> torch.Tensor:
@@ -92,15 +114,13 @@ def _of(mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return values.masked_fill(~mask, 0).flatten(1)
 
 
-def _beyond(
-    law: str, what: str, scale: Scale, got: torch.Tensor, twin: torch.Tensor, exact: torch.Tensor
-) -> Finding | None:
+def _beyond(scale: Scale, got: torch.Tensor, twin: torch.Tensor, exact: torch.Tensor) -> _Fault | None:
     infinite = exact.isinf()
     wrong = (infinite & (got.double() != exact)).any(1)
     if bool(wrong.any()):
         row = int(wrong.int().argmax())
         expected, received = (str(t[row][infinite[row]].tolist()) for t in (exact, got))
-        return Finding(law, f"row {row} {what}, where it must be infinite", expected, received)
+        return _Fault(row, "where it must be infinite", expected, received)
     error, twin_error = (_errors(t, exact, scale.largest) for t in (got, twin))
     if got.dtype == torch.float64:
         most = torch.full_like(error, FP64_BUDGET)
@@ -110,8 +130,7 @@ def _beyond(
     if bool(within.all()):
         return None
     row = int((~within).int().argmax())
-    expected, received = f"<= {float(most[row]):.3g}", f"{float(error[row]):.3g}"
-    return Finding(law, f"relative error of row {row} {what}", expected, received)
+    return _Fault(row, "relative error", f"<= {float(most[row]):.3g}", f"{float(error[row]):.3g}")
 
 
 def _budgets(twin_errors: torch.Tensor, scale: Scale, eps: float) -> torch.Tensor:

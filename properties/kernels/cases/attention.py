@@ -97,7 +97,7 @@ class MqaLogits(QueryRows):
     @classmethod
     def huge(cls) -> Self:
         """Logits of more than 2³¹ bytes."""
-        return cls(prefixes=(57_400,), tokens=(8200,), heads=1, dim=16, dtype="bf16")
+        return cls(prefixes=(57_400,), tokens=(8200,), heads=1, dim=4, dtype="bf16")
 
 
 @st.composite
