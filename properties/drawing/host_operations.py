@@ -117,7 +117,7 @@ def _spoil(choices: Choices, model: Model) -> list[Step]:
 
 HOST_OPERATIONS: dict[str, Operation] = {
     "evict": replace(REQUEST_OPERATIONS["evict"], weight=4),  # what is on the device is not loaded back
-    "backup": Operation(2, 1, _whole, _backup),
+    "backup": Operation(4, 1, _whole, _backup),
     "again": Operation(
         12, 4, lambda model: len(model.running) < MOST_RUNNING and _on_the_host(model), _again
     ),
