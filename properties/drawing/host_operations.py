@@ -39,7 +39,8 @@ def _backup(choices: Choices, model: Model) -> list[Step]:
     start, stop = first * P, choices.of([valid // P, choices.between(first + 1, valid // P)]) * P
     if choices.below(2):
         by = choices.between(1, P)
-        start, stop = choices.of([(start, stop - by), (start + by, stop + by), (start + by, stop)])
+        shifted = choices.between(1, max(1, valid - P))
+        start, stop = choices.of([(shifted, shifted + P), (start, stop - by), (start + by, stop)])
     return [Step(backup=Backup(name, start, max(1, stop)))]
 
 
