@@ -39,7 +39,8 @@ def _backup(choices: Choices, model: Model) -> list[Step]:
     start, stop = first * P, choices.of([valid // P, choices.between(first + 1, valid // P)]) * P
     if choices.below(2):
         by = choices.between(1, P)
-        start, stop = choices.of([(start, stop - by), (start + by, stop + by), (start + by, stop)])
+        shifted = choices.between(1, max(1, valid - P))
+        start, stop = choices.of([(shifted, shifted + P), (start, stop - by), (start + by, stop)])
     return [Step(backup=Backup(name, start, max(1, stop)))]
 
 
@@ -117,7 +118,7 @@ def _spoil(choices: Choices, model: Model) -> list[Step]:
 
 HOST_OPERATIONS: dict[str, Operation] = {
     "evict": replace(REQUEST_OPERATIONS["evict"], weight=4),  # what is on the device is not loaded back
-    "backup": Operation(2, 1, _whole, _backup),
+    "backup": Operation(4, 1, _whole, _backup),
     "again": Operation(
         12, 4, lambda model: len(model.running) < MOST_RUNNING and _on_the_host(model), _again
     ),

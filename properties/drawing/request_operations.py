@@ -40,7 +40,7 @@ def _submit_fresh(choices: Choices, model: Model) -> list[Step]:
     """Prompts that nobody has seen, some at a time: around page multiples, up to a third of all pages."""
     W, P, pages_per_lane = model.W, model.P, model.setting.pages_per_lane
     most = W * P * pages_per_lane
-    near = [n for place in (P, 2 * P, W * P) for d in (-1, 0, 1) if 1 <= (n := place + d) <= most]
+    near = [n for place in (P, 2 * P, W * P, 2 * W * P) for d in (-1, 0, 1) if 1 <= (n := place + d) <= most]
     sizes: list[int] = []
     for _ in range(min(choices.of([1, 1, 2, 3]), MOST_RUNNING - len(model.running))):
         largest = choices.of([2 * P, 2 * P * min(3, pages_per_lane), ceil_div(most, 4)])
@@ -82,9 +82,16 @@ def _abort(choices: Choices, model: Model) -> list[Step]:
 
 
 def _abort_all(choices: Choices, model: Model) -> list[Step]:
-    """Clients that hang up together: what a batch computed for them is loose, and of one age."""
+    """Clients that hang up together: what a batch computed for them is loose, of one age, and evicted."""
     names = _settled(model)
-    return [Step(abort=name) for name in (names if choices.below(2) else names[::-1])]
+    steps = [Step(abort=name) for name in (names if choices.below(2) else names[::-1])]
+    cached = model.tree.by_lane(model.tree.contents)
+    if cached and not choices.once_in(4):
+        lane = choices.of(sorted(cached))
+        own = [page for name in names for page in model.own_pages(model.running[name])]
+        freed = model.tree.by_lane(own)
+        steps.append(Step(evict=Evict(lane, model.free_pages()[lane] + freed[lane] + 1)))
+    return steps
 
 
 def _evict(choices: Choices, model: Model) -> list[Step]:
@@ -108,7 +115,7 @@ REQUEST_OPERATIONS: dict[str, Operation] = {
     "decode": Operation(3, 1, _ready, _decode),
     "finish": Operation(4, 7, _ready, _finish),
     "abort": Operation(1, 3, _settled, _abort),
-    "abort all": Operation(1, 1, lambda model: len(_settled(model)) > 1, _abort_all),
+    "abort all": Operation(2, 2, lambda model: len(_settled(model)) > 1, _abort_all),
     "evict": Operation(2, 2, lambda model: model.tree.contents, _evict),
     "nonsense": Operation(1, 1, lambda model: True, _nonsense),
 }

@@ -24,8 +24,8 @@ LAWS = (
 # How often a service has which features; files on disk and a model take their time.
 _FEATURES: dict[tuple[str, ...], int] = {
     (): 10,
-    ("host",): 9,
-    ("transfer",): 8,
+    ("host",): 10,
+    ("transfer",): 10,
     ("host", "transfer"): 1,
     ("host", "storage"): 4,
     ("model",): 1,
@@ -110,5 +110,5 @@ def _with_decode(choices: Choices, service: History) -> dict[str, Any]:
         "world_size": W,
         "pages_per_lane": pages,
         "decode_pages": choices.of([None, None, few]),
-        "decode_page_size": 2 * service.page_size if choices.once_in(12) else None,
+        "decode_page_size": 2 * service.page_size if choices.once_in(8) else None,
     }

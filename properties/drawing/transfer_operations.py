@@ -45,8 +45,12 @@ def _over(model: Model) -> list[str]:
 
 
 def _send_again(choices: Choices, model: Model) -> list[Step]:
-    """A request is sent once: this must be refused (T3)."""
-    return [Step(send=Send(choices.of(_over(model))))]
+    """A request is sent once, and what was cancelled is over: this must be refused (T3)."""
+    name = choices.of(_over(model))
+    sent = model.transfers.sent[name]
+    if sent.is_cancelled and sent.lost:
+        return [Step(resend=Resend(name, sorted({rank for _, rank in sent.lost})))]
+    return [Step(send=Send(name))]
 
 
 def _resend(choices: Choices, model: Model) -> list[Step]:
@@ -56,12 +60,16 @@ def _resend(choices: Choices, model: Model) -> list[Step]:
 
 
 def _cancel(choices: Choices, model: Model) -> list[Step]:
-    return [Step(cancel=choices.of(_under_way(model)))]
+    """The end; and now and then what was lost comes all the same, which must be refused."""
+    name = choices.of(_under_way(model))
+    lost = sorted({rank for _, rank in model.transfers.sent[name].lost})
+    late = [Step(resend=Resend(name, lost))] if lost and choices.below(2) else []
+    return [Step(cancel=name), *late]
 
 
 TRANSFER_OPERATIONS: dict[str, Operation] = {
     "send": Operation(7, 2, _sendable, _send),
     "resend": Operation(5, 3, _lost, _resend),
-    "send again": Operation(1, 1, _over, _send_again),
-    "cancel": Operation(1, 2, _under_way, _cancel),
+    "send again": Operation(2, 1, _over, _send_again),
+    "cancel": Operation(2, 3, _under_way, _cancel),
 }
