@@ -54,6 +54,8 @@ def on_device(numbers: list[list[int]], device: torch.device) -> torch.Tensor:
 # -- logical_to_physical: one element, one slot --------------------------------------------------------------
 
 
+# Triton compiles anew for an argument that is 1 or a multiple of 16, unless it is told not to. Where that
+# makes no faster loads it only costs: a server has one shape, the kit has many.
 @triton.jit(do_not_specialize=["n", "stride", "rank", "world_size", "page_size"])
 def _to_physical(slots, physical, n, stride, rank, world_size, page_size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -168,7 +170,8 @@ def as_words(source: torch.Tensor, target: torch.Tensor, *lengths: int) -> list[
     do_not_specialize=[
         *("slots", "page_size", "table_row", "table_column", "world_size", "rank_stride", "page_stride"),
         *("width", "field_start", "field_words", "column"),
-    ]
+    ],
+    do_not_specialize_on_alignment=["page_table"],
 )
 def _copy_pages(
     pages, slots, page_size, shards, page_table, view, table_row, table_column, world_size, rank_stride,
@@ -224,7 +227,8 @@ def materialize(
     do_not_specialize=[
         *("n", "page_size", "dim", "page_stride", "byte_stride"),
         *("slot_stride", "key_stride", "element_stride", "scale_stride"),
-    ]
+    ],
+    do_not_specialize_on_alignment=["pages", "slots", "keys", "scales"],
 )
 def _write_index(
     pages, slots, keys, scales, n, page_size, dim, page_stride, byte_stride, slot_stride, key_stride,
@@ -261,7 +265,10 @@ def index_write(
 # -- sparse_mla: attention over chosen rows ------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["heads", "k"])
+@triton.jit(
+    do_not_specialize=["heads", "k", "q_row", "q_head", "chosen_row", "chosen_column"],
+    do_not_specialize_on_alignment=["q", "chosen", "out"],
+)
 def _attend(
     q, kv, chosen, out, lse, heads, k, latent, rope, sm_scale,
     q_row, q_head, q_column, kv_row, kv_column, chosen_row, chosen_column,
@@ -284,9 +291,9 @@ def _attend(
         key = tl.load(chosen + row * chosen_row + place * chosen_column, mask=place < k, other=-1)
         # What nobody chose is not loaded: it may be NaN, which a weight of 0 would not remove.
         there = (key >= 0)[:, None]
-        start = kv + key.to(tl.int64)[:, None] * kv_row
-        kv_value = tl.load(start + value * kv_column, mask=there & is_value, other=0.0).to(PRODUCT)
-        kv_turn = tl.load(start + (latent + turn) * kv_column, mask=there & is_turn, other=0.0).to(PRODUCT)
+        rows = kv + key.to(tl.int64)[:, None] * kv_row
+        kv_value = tl.load(rows + value * kv_column, mask=there & is_value, other=0.0).to(PRODUCT)
+        kv_turn = tl.load(rows + (latent + turn) * kv_column, mask=there & is_turn, other=0.0).to(PRODUCT)
         # "ieee": by default float32 is multiplied with 10 bits, beyond any budget.
         scores = tl.dot(q_value, tl.trans(kv_value), input_precision="ieee")
         scores = tl.dot(q_turn, tl.trans(kv_turn), scores, input_precision="ieee") * sm_scale

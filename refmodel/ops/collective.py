@@ -18,7 +18,7 @@ from refmodel.layout.plan import Plan, plan_batch
 from refmodel.layout.split import Split
 from refmodel.ops.judges import equal_bytes
 from refmodel.ops.op import Argument, Cost, Kind, Op, Result, Results, Space
-from refmodel.ops.storage import raw
+from refmodel.ops.storage import raw_format
 from refmodel.storage.shard import Shard
 from refmodel.storage.view import materialize, view_index, view_layout
 
@@ -78,7 +78,7 @@ def _gather_materialize(
         PageTable(row[: num_pages(tokens, page_size)], grid) for row, tokens in zip(rows, valid, strict=True)
     ]
     index = view_index(view_layout(tables, valid, grid), rank, local_pages=len(shard), device=shard.device)
-    pages = Shard(grid, rank, raw(fields), shard.contiguous())
+    pages = Shard(grid, rank, raw_format(fields), shard.contiguous())
     return (materialize(pages, index, group=group, site=current_site() or "gather_materialize"),)
 
 

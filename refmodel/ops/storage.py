@@ -41,7 +41,7 @@ class _Raw:
         return packed
 
 
-def raw(fields: Ints) -> Format:
+def raw_format(fields: Ints) -> Format:
     """The format of rows of which only the bytes a token of each field are known."""
     return Format("raw", sum(fields), _Raw(tuple(fields)))
 
@@ -59,7 +59,7 @@ def _materialize(
     >>> _materialize(shards, torch.tensor([[3, -1]]), valid=(1,), page_size=2, fields=(1, 1))
     (tensor([[ 7, 70]], dtype=torch.uint8),)
     """
-    grid, row_format = Grid(len(shards), page_size), raw(fields)
+    grid, row_format = Grid(len(shards), page_size), raw_format(fields)
     rows = zip(page_table.cpu().long(), valid, strict=True)
     tables = [
         PageTable(row[: num_pages(tokens, page_size)], grid, str(request))
@@ -117,7 +117,7 @@ def _mla_write(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> 
     [[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]
     """
     packed = as_bytes(rows)
-    _write(cache, slots, packed, raw((packed.shape[1],)), page_size=1)
+    _write(cache, slots, packed, raw_format((packed.shape[1],)), page_size=1)
     return ()
 
 
@@ -146,7 +146,7 @@ def _mla_read(cache: torch.Tensor, slots: torch.Tensor) -> Results:
             [1, 2]], dtype=torch.uint8),)
     """
     stored = as_bytes(cache)
-    return (as_type(read_rows(stored, slots.long(), raw((stored.shape[1],))), cache.dtype),)
+    return (as_type(read_rows(stored, slots.long(), raw_format((stored.shape[1],))), cache.dtype),)
 
 
 MLA_READ = Op(
