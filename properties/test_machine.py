@@ -79,6 +79,7 @@ RARELY_SHOWN = {
     "pages-by-move-number": "needs a backup of pages whose first are on the host",
     "failed-fill-evicts": "needs a backup for which one lane of the host has room and another has none",
     "storage-asked-for-kv": "ten steps: stored, one file lost, dropped, fetched, evicted, asked for again",
+    "multiples-from-the-prefix": "needs more than a chunk to compute behind a hit inside a page",
     "sent-twice": "decode refuses what follows a last chunk it has heard of: needs one that it has not",
 }
 RARE = {"victims of one age", "part arrived", "loaded elsewhere"}  # not in every few hundred histories
