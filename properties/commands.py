@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from properties.drills import check_drill, parse_drill, unnoticed
+from properties.examples_kept import examples_at
 from properties.found import rehearsed
 from properties.fuzz import BUDGETS, Campaign, hunt, profile, says_nothing, stopping_at_interrupt
 from properties.fuzz_text import following, print_summary
@@ -164,8 +165,13 @@ def fuzz(
     ] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that hunt beside each other.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for what is found.")] = Path("found"),
+    cp: Annotated[int | None, typer.Option(min=1, help="Ranks of every history; drawn if not given.")] = None,
     database: Annotated[
-        Path | None, typer.Option(help="Folder of Hypothesis's examples: what failed is tried first.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER|URL",
+            help="Hypothesis's examples, in a folder or at redis://host: what failed is tried first.",
+        ),
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Rehearse and play this history instead of drawing any.")
@@ -202,7 +208,9 @@ def fuzz(
     if minutes is None and examples is None:
         examples = BUDGETS[profile()]
     seconds = None if minutes is None else 60 * minutes
-    campaign = Campaign(seed, examples, seconds, world, jobs, database, target)
+    if database is not None:
+        examples_at(database)  # a server that is not there is refused before anything is drawn
+    campaign = Campaign(seed, examples, seconds, world, jobs, cp, database, target)
     start = time.perf_counter()
     with stopping_at_interrupt() as stop:
         tally = hunt(campaign, stop, following(console, out, start))

@@ -15,16 +15,16 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from statistics import median_low
 from typing import Any, Protocol
 
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as seeded
-from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
 
 from properties.drills import drill_of, unnoticed
+from properties.examples_kept import examples_at
 from properties.found import Found, Key, key_of, smallest, undrilled
 from properties.machine import Broken, Drawn, aim, histories
 from properties.rehearsal import MARKS as REHEARSED
@@ -59,7 +59,7 @@ class Tally:
     """What batches did, added up."""
 
     histories: int = 0
-    steps: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)  # steps of a history → histories
     marks: Counter[str] = field(default_factory=Counter)  # histories that reached each
     found: dict[Key, Found] = field(default_factory=dict)
     uses: Uses = NO_USES  # of kernels
@@ -67,12 +67,21 @@ class Tally:
     def add(self, other: Tally) -> None:
         self.histories += other.histories
         self.uses = sum_of([self.uses, other.uses])
-        self.steps += other.steps
+        self.lengths += other.lengths
         self.marks += other.marks
         for key, found in other.found.items():
             known = self.found.get(key)
             if known is None or len(found.history.history) < len(known.history.history):
                 self.found[key] = found
+
+    @property
+    def steps(self) -> int:
+        return sum(self.lengths.elements())
+
+    @property
+    def median_steps(self) -> int:
+        """Of a history; 0 if there is none."""
+        return median_low(self.lengths.elements()) if self.lengths else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,8 @@ class Batch:
     examples: int
     world: str = "lockstep"
     known: Collection[Key] = ()
-    database: Path | None = None
+    ranks: int | None = None  # of every service; drawn too if not given
+    database: str | None = None  # folder or URL of what failed before
     first: bool = False  # of its campaign: begins with what the database has
     aims: bool = False  # whether it goes after what is rare
     kernels: Named | None = None  # in the place of the reference
@@ -99,7 +109,7 @@ def run_batch(batch: Batch, stop: Stop) -> Tally:
                 raise Stopped
             rehearsal = drawn.rehearsal
             tally.histories += 1
-            tally.steps += len(rehearsal.steps)
+            tally.lengths[len(rehearsal.steps)] += 1
             tally.marks.update(rehearsal.marks)
             aim(rehearsal)
             verdict = _play(drawn.history, batch.world, drawn.seed, worlds)
@@ -111,7 +121,7 @@ def run_batch(batch: Batch, stop: Stop) -> Tally:
             if not findings:
                 _drill(drawn, verdict.calls, batch, worlds, tally)
 
-        hunted = _settings(batch)(given(histories(aimed=batch.aims))(judged))
+        hunted = _settings(batch)(given(histories(aimed=batch.aims, ranks=batch.ranks))(judged))
         # Flaky: it held when Hypothesis tried it again, as an engine that is not deterministic may.
         with suppress(Stopped, Broken, Flaky):
             seeded(batch.seed)(hunted)()
@@ -147,7 +157,7 @@ def _settings(batch: Batch) -> settings:
     # Without Hypothesis's own shrinking: a history is made smaller as data. What the database has comes
     # first, once a campaign: a batch that passes over what is known would take it for mended, and delete it.
     # Aiming makes many alike: some of the batches do, the others draw freely, and only theirs are kept.
-    folder = None if batch.aims else batch.database
+    kept = None if batch.aims else batch.database
     phases = [
         Phase.generate,
         *([Phase.target] if batch.aims else []),
@@ -156,7 +166,7 @@ def _settings(batch: Batch) -> settings:
     return settings(
         max_examples=batch.examples,
         deadline=None,
-        database=DirectoryBasedExampleDatabase(folder) if folder else None,
+        database=None if kept is None else examples_at(kept),
         phases=phases,
         report_multiple_bugs=False,
         print_blob=False,
@@ -217,7 +227,8 @@ class Campaign:
     seconds: float | None = None
     world: str = "lockstep"
     jobs: int = 1
-    database: Path | None = None
+    ranks: int | None = None
+    database: str | None = None
     kernels: Named | None = None
 
     def batches(self, tally: Tally, started: float) -> Iterator[Batch]:
@@ -230,6 +241,7 @@ class Campaign:
                 examples=examples,
                 world=self.world,
                 known=frozenset(tally.found),
+                ranks=self.ranks,
                 database=self.database,
                 first=number == 0,
                 aims=number % 3 == 2,

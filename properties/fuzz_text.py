@@ -38,11 +38,11 @@ def following(console: Console, out: Path, start: float) -> Callable[[Tally], No
 
 
 def progress_line(tally: Tally, seconds: float) -> str:
-    """``1,200 histories, 310 steps/s; eviction 420, refused 800, …``"""
+    """``1,200 histories, 41 a second; eviction 420, refused 800, …``"""
     reached = ", ".join(f"{mark} {tally.marks[mark]:,}" for mark in MARKS if tally.marks[mark])
-    rate = tally.steps / seconds if seconds else 0.0
+    rate = tally.histories / seconds if seconds else 0.0
     plural = "y" if tally.histories == 1 else "ies"
-    return f"{tally.histories:,} histor{plural}, {rate:,.0f} steps/s; {reached or 'nothing reached'}"
+    return f"{tally.histories:,} histor{plural}, {rate:,.1f} a second; {reached or 'nothing reached'}"
 
 
 def print_found(found: Found, out: Path, console: Console) -> None:
@@ -68,5 +68,6 @@ def print_summary(tally: Tally, console: Console, seconds: float, *, stopped: bo
     word, style = BROKE if tally.found else HELD
     ways = f", {len(tally.found)} in ways of their own" if tally.found else ""
     early = ", ended early" if stopped else ""
-    text = f": {tally.histories:,} histories{ways}{early}; {tally.steps:,} steps, {seconds:.1f} s"
+    lengths = f"{tally.steps:,} steps, {tally.median_steps} in the median"
+    text = f": {tally.histories:,} histories{ways}{early}; {lengths}, {seconds:.1f} s"
     console.print(Text.assemble((f"fuzz {word}", style), text), soft_wrap=True)

@@ -52,13 +52,14 @@ class Drawn:
 
 
 @st.composite
-def histories(draw: st.DrawFn, *, aimed: bool = False) -> Drawn:
+def histories(draw: st.DrawFn, *, aimed: bool = False, ranks: int | None = None) -> Drawn:
     """Histories of a dozen steps or a few more, up to the first that does not hold.
 
     ``aimed``: so that :func:`aim` has an effect; else they are as different as chance makes them.
+    ``ranks``: of every service, if that is not to be drawn.
     """
     choices = Choices.aimed(draw) if aimed else Choices.free(draw)
-    service, features = drawn_service(choices)
+    service, features = drawn_service(choices, ranks)
     operations = _operations(features)
     may_be_off = [name for name in operations if name not in _NEVER_OFF]
     off = {choices.of(may_be_off) for _ in range(choices.below(3))}

@@ -34,8 +34,8 @@ _FITTING = [(layout, engine) for engine, layouts in FITTING.items() for layout i
 _VIEWS = (ViewPath.FULL, ViewPath.CURRENT, ViewPath.PARTIAL)
 
 
-def drawn_service(choices: Choices) -> tuple[History, tuple[str, ...]]:
-    """A history without steps, and the features that the service has."""
+def drawn_service(choices: Choices, ranks: int | None = None) -> tuple[History, tuple[str, ...]]:
+    """A history without steps, and the features that the service has; ``ranks``: W, if it is given."""
     features = choices.weighted(_FEATURES)
     W = choices.of([4, 1, 2, 3, 4, 8])
     P = choices.of([4, 1, 2, 3, 4, 5, 16])
@@ -58,6 +58,8 @@ def drawn_service(choices: Choices) -> tuple[History, tuple[str, ...]]:
         settings |= {"model": True, "view": choices.of([*_VIEWS, ViewPath.NONE])}
     elif choices.once_in(4 if features else 12):
         settings |= {"draft_layers": choices.between(1, 2), "layers": 1}
+    if ranks is not None:
+        settings["world_size"] = ranks
     return replace(service, **settings), features
 
 
