@@ -40,19 +40,7 @@ DTYPES: Mapping[torch.dtype, str] = {
 }
 
 # Words of a dim that a model or a byte format fixes. Any other dim differs from input to input.
-FIXED = {
-    "bytes",
-    "dim",
-    "fields",
-    "heads",
-    "hidden",
-    "k",
-    "latent",
-    "layers",
-    "rope",
-    "vocab",
-    "width",
-}
+FIXED = {"bytes", "dim", "fields", "heads", "hidden", "k", "latent", "layers", "rope", "vocab", "width"}
 
 SIGNS = {"×": " times ", "·": " times ", "*": " times ", "+": " plus ", "/": " over "}
 
