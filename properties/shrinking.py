@@ -131,7 +131,6 @@ _PLAIN: tuple[dict[str, object], ...] = (
     {"host_layout": HostLayout.LAYER_FIRST, "copy_engine": CopyEngine.KERNEL},
     {"write_policy": WritePolicy.WRITE_THROUGH},
     {"load_anywhere": False},
-    {"decode_page_size": None},
     {"decode_pages": None},
     {"rotate": False},
     {"prefetch": False},

@@ -71,10 +71,10 @@ CHOICE = {
 
 # Of each operation wrong kernels, where they show, and as which law. What is in bytes shows as V1.
 WRONG = [
-    ("zigzag_split", "cut_by_tokens", "incidents/pd-06-page-sizes-differ", "V1"),
+    ("zigzag_split", "cut_by_tokens", "worked/prefix-70-tokens-300", "V1"),
     ("rerange", "prefix_forgotten", "worked/prefix-70-tokens-300", "V1"),
-    ("logical_to_physical", "logical_slots_of_its_own", "incidents/pd-06-page-sizes-differ", "V1"),
-    ("owner_mask", "owned_token_by_token", "incidents/pd-06-page-sizes-differ", "V1"),
+    ("logical_to_physical", "logical_slots_of_its_own", "worked/prefix-70-tokens-300", "V1"),
+    ("owner_mask", "owned_token_by_token", "worked/prefix-70-tokens-300", "V1"),
     ("tail_mask", "tail_of_the_last_request", "incidents/draft-01-sliced-before-the-shift", "V1"),
     ("current_reuse_remap", "pages_follow_each_other", "attention/page-aligned-w2", "A5"),
     ("transfer_pairs", "in_order_of_the_list", "transfer/lost-message-named", "T3"),
@@ -362,7 +362,7 @@ def test_the_gate_says_what_stood_where(target: Path, scenario: Callable[[str], 
 def test_the_gate_fails_with_a_line_that_replays_it(tmp_path: Path) -> None:
     file = tmp_path / "wrong kernels.py"
     file.write_text("def logical_to_physical(slots, rank, world_size, page_size):\n    return slots\n")
-    result = cpkv("gate", "incidents/pd-06-page-sizes-differ", "--kernels", file)
+    result = cpkv("gate", "worked/prefix-70-tokens-300", "--kernels", file)
     assert result.exit_code == 1
     (line,) = (line for line in result.output.splitlines() if line.strip().startswith("replay"))
     assert f"--kernels {shlex.quote(str(file))}" in line

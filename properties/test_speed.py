@@ -60,7 +60,7 @@ def test_the_case_that_is_timed_moves_most_bytes() -> None:
 def test_the_table_says_that_times_of_a_cpu_mean_little() -> None:
     found = Speed("rerange", "…", "CPU, 2 threads", 0.5, 1.0, bytes=10**9, flops=0, copy_rate=8e9)
     assert shown(found).count("mean little") == 1
-    assert "2.0 ×" in shown(found)
+    assert "2.00 ×" in shown(found)
     assert "25%" in shown(found)
     assert "mean little" not in shown(replace(found, device="NVIDIA H200"))
 

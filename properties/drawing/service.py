@@ -53,7 +53,7 @@ def drawn_service(choices: Choices, ranks: int | None = None) -> tuple[History, 
     if "host" in features:
         settings |= _with_host(choices, "storage" in features)
     if "transfer" in features:
-        settings |= _with_decode(choices, service)
+        settings |= _with_decode(choices)
     if "model" in features:
         settings |= {"model": True, "view": choices.of([*_VIEWS, ViewPath.NONE])}
     elif choices.once_in(4 if features else 12):
@@ -104,13 +104,12 @@ def _with_other_lanes(choices: Choices) -> dict[str, Any]:
     }
 
 
-def _with_decode(choices: Choices, service: History) -> dict[str, Any]:
-    """A decode server, now and then too small, seldom with pages of another size; prompts of many pages."""
+def _with_decode(choices: Choices) -> dict[str, Any]:
+    """A decode server, now and then too small; prompts of many pages."""
     W, pages = choices.of([2, 3, 4, 1]), choices.of([8, 6, 4])
     few = choices.between(1, W * pages)
     return {
         "world_size": W,
         "pages_per_lane": pages,
         "decode_pages": choices.of([None, None, few]),
-        "decode_page_size": 2 * service.page_size if choices.once_in(8) else None,
     }

@@ -40,20 +40,7 @@ DTYPES: Mapping[torch.dtype, str] = {
 }
 
 # Words of a dim that a model or a byte format fixes. Any other dim differs from input to input.
-FIXED = {
-    "bytes",
-    "dim",
-    "fields",
-    "heads",
-    "hidden",
-    "k",
-    "latent",
-    "layers",
-    "rope",
-    "size",
-    "vocab",
-    "width",
-}
+FIXED = {"bytes", "dim", "fields", "heads", "hidden", "k", "latent", "layers", "rope", "vocab", "width"}
 
 SIGNS = {"×": " times ", "·": " times ", "*": " times ", "+": " plus ", "/": " over "}
 
@@ -159,10 +146,10 @@ class _Problem:
 
     @property
     def name(self) -> str:
-        """``sparse_mla_heads16_latent512_bfloat16``: what fixes the definition."""
+        """``sparse_mla_heads16_576_k2048_latent512_bfloat16``: what fixes the definition."""
         values = [argument.name for argument in self.op.arguments if argument.kind is Kind.VALUES]
         dtypes = dict.fromkeys(self.inputs[each]["dtype"] for each in values)
-        fixed = [f"{axis}{size}" for axis, size in self.axes.items() if is_fixed(axis)]
+        fixed = [_named(axis, size) for axis, size in self.axes.items() if is_fixed(axis)]
         return "_".join([self.op.name, *fixed, *self._words.values(), *dtypes]).lower()
 
     @property
@@ -240,10 +227,15 @@ def axis_names(dims: str) -> list[str]:
 def is_fixed(axis: str) -> bool:
     """Whether an axis is part of what the definition is, rather than of one input.
 
-    >>> is_fixed("latent_plus_rope"), is_fixed("rows")
-    (True, False)
+    >>> is_fixed("latent_plus_rope"), is_fixed("size_2"), is_fixed("world_size_times_most_rows")
+    (True, True, False)
     """
-    return bool(FIXED & set(axis.split("_")))
+    return bool(FIXED & set(axis.split("_"))) or bool(re.fullmatch(r"size_\d+", axis))
+
+
+def _named(axis: str, size: int) -> str:
+    """In a name: ``heads16``, and of a dim that takes several words the number alone."""
+    return f"{size}" if "_" in axis else f"{axis}{size}"
 
 
 def _axis(axis: str, size: int) -> dict[str, Any]:

@@ -163,12 +163,16 @@ def speed_table(speeds: Iterable[Speed]) -> Table:
     for column in ("time", "reference", "gain", "GB/s", "of a copy", "GFLOP/s"):
         table.add_column(column, justify="right")
     for each in found:
-        flops = f"{each.flop_rate / 1e9:,.0f}" if each.flops else ""
+        flops = _short(each.flop_rate / 1e9) if each.flops else ""
         table.add_row(
-            each.op, duration(each.seconds), duration(each.reference_seconds), f"{each.gain:.1f} ×",
-            f"{each.byte_rate / 1e9:,.1f}", f"{each.share:.0%}", flops,
+            each.op, duration(each.seconds), duration(each.reference_seconds), f"{_short(each.gain)} ×",
+            _short(each.byte_rate / 1e9), f"{each.share:.0%}", flops,
         )  # fmt: skip
     return table
+
+
+def _short(number: float) -> str:
+    return f"{number:.2f}" if number < 10 else f"{number:,.0f}"
 
 
 def duration(seconds: float) -> str:

@@ -43,7 +43,6 @@ class TransferModel:
 
     def __init__(self, history: History) -> None:
         self.W, self.P = history.world_size, history.page_size
-        self.decode_page_size = history.decode_page_size or self.P
         self.decode_pages = history.decode_pages or self.W * history.pages_per_lane
         self.sent: dict[str, Sent] = {}
 
@@ -58,7 +57,7 @@ class TransferModel:
 
     def may_begin(self, request: Request) -> bool:
         """Whether decode makes pages ready for a request: as large as here, and enough of them (T4)."""
-        return self.decode_page_size == self.P and num_pages(len(request.ids), self.P) <= self.free()
+        return num_pages(len(request.ids), self.P) <= self.free()
 
     def send(self, wanted: Send, request: Request) -> Sent | None:
         """A chunk of a request goes out from all ranks. None if it must be refused."""
