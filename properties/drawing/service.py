@@ -23,12 +23,14 @@ LAWS = (
 
 # How often a service has which features; files on disk and a model take their time.
 _FEATURES: dict[tuple[str, ...], int] = {
-    (): 10,
-    ("host",): 10,
-    ("transfer",): 10,
-    ("host", "transfer"): 1,
-    ("host", "storage"): 4,
+    (): 20,
+    ("host",): 20,
+    ("transfer",): 20,
+    ("host", "transfer"): 2,
+    ("host", "storage"): 8,
     ("model",): 1,
+    ("host", "model"): 1,
+    ("transfer", "model"): 1,
 }
 _FITTING = [(layout, engine) for engine, layouts in FITTING.items() for layout in layouts]
 _VIEWS = (ViewPath.FULL, ViewPath.CURRENT, ViewPath.PARTIAL)

@@ -56,7 +56,7 @@ def _of_free_pages(model: Model, outlook: Outlook) -> Iterator[Finding]:
 
 def _of_valid_tokens(model: Model, outlook: Outlook) -> Iterator[Finding]:
     for name, values in outlook.valid.items():
-        found = model.running[name].valid
+        found = model.tables.valid(name)
         if found not in values:
             expected = " or ".join(map(str, values))
             yield Finding("G4" if outlook.parts else "L4", "tokens in cache", expected, str(found))

@@ -123,6 +123,8 @@ class Rehearsal:
         else:
             if step.cancel is not None:
                 transfers.sent[step.cancel].is_cancelled = True
+            for name in filter(transfers.is_there, step.decode or []):
+                transfers.sent[name].tokens += 1
             transfers.sent.pop(step.finish or step.abort or "", None)
             return
         if after is not None:

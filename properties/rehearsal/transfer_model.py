@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from refmodel.layout.geometry import num_pages
@@ -16,7 +17,7 @@ Message = tuple[int, int]  # chunk, rank
 class Sent:
     """What was sent of one request, and what of it came."""
 
-    tokens: int  # that decode was told of
+    tokens: int  # that decode was told of, and then those that it sampled
     chunks: list[range] = field(default_factory=list)  # page positions of each
     came: dict[Message, set[int]] = field(default_factory=dict)  # positions that it brought
     lost: dict[Message, set[int]] = field(default_factory=dict)
@@ -45,6 +46,14 @@ class TransferModel:
         self.W, self.P = history.world_size, history.page_size
         self.decode_pages = history.decode_pages or self.W * history.pages_per_lane
         self.sent: dict[str, Sent] = {}
+
+    def is_there(self, name: str) -> bool:
+        """Whether decode has a request whole, and goes on with it by itself (T5)."""
+        return name in self.sent and self.sent[name].is_done and not self.sent[name].is_cancelled
+
+    def may_decode(self, names: Sequence[str]) -> bool:
+        """Whether decode has a page for each of these that opens one."""
+        return sum(self.sent[name].tokens % self.P == 0 for name in names) <= self.free()
 
     def is_under_way(self, name: str) -> bool:
         """Whether a request's pages must stay what they are."""

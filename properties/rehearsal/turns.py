@@ -31,10 +31,20 @@ def of_forward(model: Model, names: Sequence[str]) -> Outlook | None:
 
 
 def of_decode(model: Model, names: Sequence[str]) -> Outlook | None:
-    """One token more for each. None if it must be refused."""
+    """One token more for each, of those that were sent on decode (T5). None if it must be refused."""
     if not _all_in(model, names, Phase.READY) or any(map(model.transfers.is_under_way, names)):
         return None
-    return _of_turns(model, names, [Extent(model.running[name].valid, 1) for name in names])
+    there = [name for name in names if model.transfers.is_there(name)]
+    if not model.transfers.may_decode(there):
+        return None
+    here = [name for name in names if name not in there]
+    outlook = Outlook(free=model.free_pages())
+    if here:
+        outlook = _of_turns(model, here, [Extent(model.running[name].valid, 1) for name in here])
+    if outlook.refused:
+        return outlook
+    ends: dict[str, tuple[int, ...]] = {name: (model.transfers.sent[name].tokens + 1,) for name in there}
+    return replace(outlook, valid=outlook.valid | ends)
 
 
 def _all_in(model: Model, names: Sequence[str], phase: Phase) -> bool:
