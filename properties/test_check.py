@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -58,6 +58,14 @@ def logical_to_physical(slots, rank, world_size, page_size):
 """
 
 Write = Callable[[str], Path]
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def on_a_gpu(test: F) -> F:
+    """Needs one."""
+    missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    marked: F = pytest.mark.nccl(missing(test))
+    return marked
 
 
 def named(adversary: Adversary) -> str:
@@ -125,8 +133,7 @@ def test_every_rule_of_the_kit_has_a_cheat_that_breaks_it() -> None:
     assert {cheat.kind for cheat in CHEATS} - {""} == set(faults.STATEMENTS) - on_a_gpu - of_a_list
 
 
-@pytest.mark.nccl
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_a_gpu
 @pytest.mark.parametrize("adversary", [one for one in ADVERSARIES if one.huge], ids=named)
 def test_offsets_of_32_bits_are_caught_by_a_huge_case(adversary: Adversary) -> None:
     huge = CASES[adversary.op].huge()
@@ -138,8 +145,7 @@ def test_offsets_of_32_bits_are_caught_by_a_huge_case(adversary: Adversary) -> N
     assert finding.law == adversary.law
 
 
-@pytest.mark.nccl
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_a_gpu
 def test_a_kernel_on_another_stream_than_the_current_one_is_caught() -> None:
     def too_early(slots: torch.Tensor, rank: int, world_size: int, page_size: int) -> torch.Tensor:
         with torch.cuda.stream(torch.cuda.default_stream()):
@@ -151,6 +157,30 @@ def test_a_kernel_on_another_stream_than_the_current_one_is_caught() -> None:
     assert finding.law == "O2"
     right = candidate_of(OPS["logical_to_physical"].reference, "logical_to_physical")
     assert Trial(right, "cuda").once(case, PLAIN) is None
+
+
+@on_a_gpu
+def test_results_on_another_device_are_caught() -> None:
+    def at_home(slots: torch.Tensor, rank: int, world_size: int, page_size: int) -> torch.Tensor:
+        return OPS["logical_to_physical"].reference(slots.cpu(), rank, world_size, page_size)[0]
+
+    case = LogicalToPhysical(world=4, page=64, rank=3, slots=300)
+    finding = Trial(candidate_of(at_home, "logical_to_physical"), "cuda").once(case, PLAIN)
+    assert finding is not None
+    assert finding.law == faults.DEVICE
+
+
+@on_a_gpu
+def test_a_gpu_that_a_kernel_has_lost_is_a_crash_and_leaves_the_other_operations(kernels: Write) -> None:
+    file = kernels(
+        RIGHT.replace("    return", "    slots[slots + 2**40] if len(slots) > 40 else None\n    return")
+        + "\ndef owner_mask(slots, rank, world_size, page_size):\n"
+        "    return OWNER_MASK.reference(slots, rank, world_size, page_size)[0]\n"
+    )
+    result = cpkv("check", file, "--device", "cuda")
+    assert "fail (crash)" in result.output
+    assert "device-side assert" in result.output
+    assert "check broke: 1 pass, 1 fail" in result.output
 
 
 # -- a process of its own ----------------------------------------------------------------------------------

@@ -263,6 +263,7 @@ def test_a_case_of_another_number_of_ranks_is_refused() -> None:
 
 
 @pytest.mark.nccl
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_passes_on_gpus(kind: type[AcrossCase]) -> None:
     target = named("properties.kernels.references", kind.op.name)

@@ -208,6 +208,27 @@ def test_on_processes_a_kernel_that_leaves_a_gather_out_is_named(gloo_world: Wor
     assert "kv.view" in finding.received
 
 
+@proves("V1", "V6")
+@pytest.mark.nccl
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize("name", ["placement/scrambled-w2", "model/no-view-fp8", "formats/fp8-pages-of-64"])
+def test_on_gpus_it_is_the_same(name: str) -> None:
+    target = named(references.__name__)
+    with World.nccl(2) as world:
+        there = run_scenario(scenario(name), world, Setting(kernels=target))
+    assert not there.findings
+    assert (there.digest, there.uses) == (plain(name).digest, outcome(name, target).uses)
+
+
+@pytest.mark.nccl
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize(("kernel", "law"), [("pages_in_rank_order", "V1"), ("own_pages_only", "V1")])
+def test_on_gpus_a_wrong_kernel_breaks_a_law(kernel: str, law: str) -> None:
+    setting = Setting(kernels=wrong("gather_materialize", kernel))
+    with World.nccl(2) as world:
+        assert run_scenario(scenario("placement/scrambled-w2"), world, setting).findings[0].law == law
+
+
 # -- the block ---------------------------------------------------------------------------------------------
 
 

@@ -160,8 +160,7 @@ class _Work:
     def _done(self) -> Done:
         tried = self._only() if self.task.only else self._search().run()
         if tried.counterexample is None and self.task.huge and (huge := self.kind.huge()):
-            with self._announced(huge, Handling()):
-                finding = Trial(self.candidate, self.task.device).alone(huge)
+            finding = self._trial(huge, Handling()).alone(huge)
             if finding is not None:
                 tried = Tried(tried.cases + 1, tried.attempts + 1, Counterexample(huge, Handling(), finding))
         timed = tried.counterexample is None and self.task.timed and not self.candidate.op.collective
@@ -202,17 +201,20 @@ class _Work:
         return self._across if self.candidate.op.collective else self._alone
 
     def _alone(self, case: Case, handling: Handling) -> Finding | None:
-        trial = Trial(self.candidate, self.task.device, lambda: self._announced(case, handling))
-        return trial.once(case, handling)
+        return self._trial(case, handling).once(case, handling)
+
+    def _trial(self, case: Case, handling: Handling) -> Trial:
+        return Trial(self.candidate, self.task.device, lambda: self._announced(case, handling))
 
     def _across(self, case: Case, handling: Handling) -> Finding | None:
         across = cast("AcrossCase", case)
-        kind, size = kind_and_size(self.task.world or "lockstep")
+        simulated = "lockstep-cuda" if self.task.device == "cuda" else "lockstep"
+        kind, size = kind_and_size(self.task.world or simulated)
         if size is not None:
             across = across.on(size)
         world = self.worlds.get(kind, across.world)
         with self._announced(across, handling):
-            by_name = None if kind == "lockstep" else named(self.target.name, self.task.op)
+            by_name = None if kind.startswith("lockstep") else named(self.target.name, self.task.op)
             return try_case(self.candidate, across, world, handling, named=by_name)
 
     @contextmanager

@@ -24,6 +24,7 @@ from refmodel.ops.op import Arguments, Op, Results
 from sim.kernels.candidate import Candidate, NotResults
 
 OTHER_VALUES = "with other values in the same tensors"  # the case of the next seed
+AGAIN = "again, with other poison in memory"  # and on a GPU, on a stream of its own
 _REPEATS = 4  # of one that is declared deterministic
 
 # Entered whenever the candidate runs: what happens in there is its doing.
@@ -42,8 +43,8 @@ class Faulty(Exception):
 class Run:
     """What one run of the candidate brought about."""
 
-    arguments: Arguments  # as they were, on the CPU
-    outcome: Results = ()  # all that it made or wrote, copied at once, on the CPU
+    arguments: Arguments  # as they were
+    outcome: Results = ()  # all that it made or wrote, copied at once
     results: Results = ()  # as the candidate gave them
     fault: Finding | None = None  # that shows without any judge
     name: str = ""  # of the run, for a reader
@@ -74,9 +75,10 @@ class Trial:
         return self._judged(runs)
 
     def alone(self, case: Case) -> Finding | None:
-        """One run of a case that is too large for more."""
-        arguments = PLAIN.values(self.op, case.arguments())
-        run = self._run(arguments, memory_for(arguments, PLAIN, poison=0, device=self.device), PLAIN, 0)
+        """One run of a case that is too large for more; it is judged on the device, too."""
+        arguments = self._there(case.arguments())
+        memory = memory_for(arguments, PLAIN, device=self.device)
+        run = self._run(arguments, memory, PLAIN, 0, home=self.device)
         return run.fault or self._judged([run])
 
     # -- the candidate's runs ------------------------------------------------------------------------------
@@ -95,9 +97,7 @@ class Trial:
         memory = memory_for(first, handling, poison=1, device=self.device)
         # Of one that is declared deterministic, the last run is repeated.
         for _ in range(1 + (_REPEATS if self.candidate.capabilities.deterministic else 0)):
-            with busy_stream(self.device):
-                run = self._run(first, memory, handling, 1, "again, with other poison in memory")
-            yield run
+            yield self._run(first, memory, handling, 1, AGAIN)
 
     def _run(
         self,
@@ -106,16 +106,22 @@ class Trial:
         handling: Handling,
         poison: int,
         name: str = "",
+        home: str = "cpu",
     ) -> Run:
-        given = filled(memory, self._there(arguments))
-        out = self._out(arguments, handling, poison)
-        try:
-            results, copies = self._call(given, None if out is None else tuple(one.view for one in out))
-            self._check_kinds(arguments, results)
-            self._check_memory(memory, out or (), results)
-        except Faulty as faulty:
-            return Run(arguments, fault=faulty.finding, name=name)
-        return Run(arguments, tuple(tensor.cpu() for tensor in copies), results, name=name)
+        """``home``: where the outcome is to be judged; the arguments are there, too."""
+        there = self._there(arguments)
+        # Ranks on one GPU exchange what is on the stream that they share.
+        late = name == AGAIN and not self.op.collective
+        with busy_stream(self.device if late else "cpu"):
+            given = filled(memory, there)
+            out = self._out(arguments, handling, poison)
+            try:
+                results, copies = self._call(given, None if out is None else tuple(one.view for one in out))
+                self._check_kinds(arguments, results)
+                self._check_memory(memory, out or (), results)
+            except Faulty as faulty:
+                return Run(arguments, fault=faulty.finding, name=name)
+        return Run(arguments, tuple(tensor.to(home) for tensor in copies), results, name=name)
 
     def _there(self, arguments: Arguments) -> Arguments:
         """On the device, so that to copy them into their memory is a matter of its stream."""
@@ -246,7 +252,7 @@ def _leave_poison(shape: tuple[int, ...], dtype: torch.dtype, device: str, poiso
 
 def _scrub(tensor: torch.Tensor) -> None:
     """Overwrite all memory that a tensor is a view of."""
-    torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(0xA5)
+    torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).fill_(0xA5)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

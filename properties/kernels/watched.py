@@ -42,6 +42,7 @@ _NOT_THEIRS = re.compile(
     rf'File ".*(/properties/kernels/{_KIT}\.py|/sim/kernels/candidate\.py|/multiprocessing/|/torch/utils/'
     r'_contextlib\.py|/hypothesis/|<string>)"|^Extension modules: '
 )
+_THREAD = re.compile(r"block: \[[\d,]+\], thread: \[[\d,]+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,6 @@ def _kill(process: BaseProcess, pipe: Connection) -> None:
 
 
 def _tail(output: Path) -> str:
-    """The end of a file, without what is the kit's and the machinery's below it."""
-    lines = output.read_text(errors="replace")[-_MOST_PRINTED:].splitlines()
-    return "\n".join(line for line in lines if not _NOT_THEIRS.search(line)).strip()
+    """The end of a file, without what is not theirs, and each line once: threads of a GPU say the same."""
+    lines = [line for line in output.read_text(errors="replace").splitlines() if not _NOT_THEIRS.search(line)]
+    return "\n".join({_THREAD.sub("", line): line for line in lines}.values())[-_MOST_PRINTED:].strip()
