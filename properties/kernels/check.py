@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 
 import torch
 from msgspec.structs import replace as with_fields
@@ -45,6 +48,7 @@ class Plan:
     limit: float = LIMIT
     known: tuple[Known, ...] = ()
     timed: bool = False
+    jobs: int = 1  # operations that are tried beside each other
 
     @property
     def op(self) -> str | None:
@@ -60,7 +64,10 @@ class Plan:
 
 @dataclass
 class Check:
-    """A plan that is carried out. Iterating gives verdicts, in the order of :attr:`ops`."""
+    """A plan that is carried out. Iterating gives verdicts, in the order of :attr:`ops`.
+
+    ``children``: the processes of one operation at a time. Those of others are started when they are needed.
+    """
 
     plan: Plan
     children: Children
@@ -88,11 +95,24 @@ class Check:
         return [op for op in OPS if op not in self.capabilities]
 
     def __iter__(self) -> Iterator[Verdict]:
-        for op in self.ops:
-            yield self.verdict(op)
+        jobs = max(1, min(self.plan.jobs, len(self.ops)))
+        free = SimpleQueue[Children]()
+        with ExitStack() as others, ThreadPoolExecutor(jobs) as pool:
+            free.put(self.children)
+            for _ in range(jobs - 1):
+                free.put(others.enter_context(self.children.beside()))
 
-    def verdict(self, op: str) -> Verdict:
-        """Try one operation."""
+            def tried(op: str) -> Verdict:
+                children = free.get()
+                try:
+                    return self.verdict(op, children)
+                finally:
+                    free.put(children)
+
+            yield from pool.map(tried, self.ops)
+
+    def verdict(self, op: str, children: Children | None = None) -> Verdict:
+        """Try one operation, in the processes of ``children``; by default its own."""
         start = time.perf_counter()
         capabilities = self.capabilities[op]
         device, missing = device_for(self.plan.device, capabilities)
@@ -100,13 +120,13 @@ class Check:
             missing = "there are no cases of it"
         if missing:
             return Verdict(op, "unknown", missing, capabilities.declared, 0, 0, 0.0)
-        verdict = self._tried(op, device)
+        verdict = self._tried(op, device, children or self.children)
         verdict = with_fields(
             verdict, declared=capabilities.declared, seconds=round(time.perf_counter() - start, 3)
         )
         return known_or_not(verdict, self.plan.known)
 
-    def _tried(self, op: str, device: str) -> Verdict:
+    def _tried(self, op: str, device: str, children: Children) -> Verdict:
         plan = self.plan
         task = Task(
             op,
@@ -119,11 +139,11 @@ class Check:
             timed=plan.timed,
         )
         try:
-            answer = self.children.ask(task)
+            answer = children.ask(task)
         except WorldUnavailable as error:
             return _unknown(op, str(error))
         if isinstance(answer, Ended):
-            return self._ended(task, answer)
+            return self._ended(task, answer, children)
         if isinstance(answer, Troubled):
             return _unknown(op, f"the kit failed:\n{answer.text}")
         return self._answered(op, answer)
@@ -148,20 +168,20 @@ class Check:
 
     # -- a candidate that takes its process with it --------------------------------------------------------
 
-    def _ended(self, task: Task, ended: Ended) -> Verdict:
+    def _ended(self, task: Task, ended: Ended, children: Children) -> Verdict:
         found = ended.counterexample
         if ended.of_memory or found is None:
             return _unknown(task.op, f"the process {ended.received}")
         if self.plan.case is None:
-            found = self._smaller(task, found)
+            found = self._smaller(task, found, children)
         return self._failed(task.op, Tried(ended.attempts, ended.attempts), found)
 
-    def _smaller(self, task: Task, found: Counterexample) -> Counterexample:
+    def _smaller(self, task: Task, found: Counterexample, children: Children) -> Counterexample:
         """The smallest case that ends a fresh process, too: small ones first, then the one that did."""
         cases = some_cases(CASES[task.op], self.capabilities[task.op], _SMALLER, self.plan.seed)
         smaller = [(case, PLAIN) for case in cases if size_of(case) < size_of(found.case)]
         tries = (*smaller, (found.case, PLAIN), (found.case, found.handling))
-        answer = self.children.ask(replace(task, only=tries, huge=False, timed=False), fresh=True)
+        answer = children.ask(replace(task, only=tries, huge=False, timed=False), fresh=True)
         if isinstance(answer, Ended) and answer.counterexample is not None:
             return answer.counterexample
         return replace(found, steady=False)

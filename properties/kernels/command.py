@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ from sim.gate.setting import kind_and_size
 from sim.kernels.target import known_op
 from sim.report.console import open_console, ticking
 
+MOST_JOBS = 4
 _REPORTS = "Reports"
 
 
@@ -58,6 +60,14 @@ def check(
         str | None, typer.Option(help="Try this one case, in every way that tensors can be handed over.")
     ] = None,
     limit: Annotated[float, typer.Option(min=0.1, help="Seconds that a call may take.")] = LIMIT,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Operations that are tried beside each other; with --time only one.",
+            show_default=f"one a core, at most {MOST_JOBS}",
+        ),
+    ] = None,
     known: Annotated[
         Path | None, typer.Option(help="YAML of failures that are known: op, law, reason.")
     ] = None,
@@ -118,12 +128,15 @@ def check(
         limit=limit,
         known=read_known(known) if known else (),
         timed=timed,
+        jobs=1 if timed else jobs or min(MOST_JOBS, os.cpu_count() or 1),
     )
     raise typer.Exit(_run(plan, open_console(), json, export_to))
 
 
 def _run(plan: Plan, console: Console, json: Path | None, export_to: Path | None) -> int:
     torch.set_num_threads(1)
+    # Interpreted kernels call numpy on small arrays: threads of its BLAS get in each other's way.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     start = time.perf_counter()
     with Children(plan.target, plan.op, plan.limit) as children:
         check = Check(plan, children)

@@ -95,6 +95,10 @@ class Children:
         self.end()
         self._folder.cleanup()
 
+    def beside(self) -> Children:
+        """Others for the same target."""
+        return Children(self.target, self.op, self.limit)
+
     def loaded(self) -> Loaded:
         """What the target has. :class:`InvalidInput` if it cannot be loaded."""
         return self._there().loaded
