@@ -38,12 +38,16 @@ def logical_page(local: Pages, rank: Pages, world_size: int) -> Pages:
     return local * world_size + rank
 
 
+def owned(slots: torch.Tensor, rank: int, grid: Grid) -> torch.Tensor:
+    """Logical slots [n] → bool [n]: those whose owner is ``rank`` (O1). −1 is nobody's."""
+    return (slots != NO_SLOT) & (owner(slots // grid.page_size, grid.world_size) == rank)
+
+
 def to_physical(slots: torch.Tensor, rank: int, grid: Grid) -> torch.Tensor:
     """Logical slots [n] → physical slots [n] on ``rank``: −1 where another rank owns the slot (O2)."""
     pages = slots // grid.page_size
     physical = local_page(pages, grid.world_size) * grid.page_size + slots % grid.page_size
-    mine = (slots != NO_SLOT) & (owner(pages, grid.world_size) == rank)
-    return torch.where(mine, physical, NO_SLOT)
+    return torch.where(owned(slots, rank, grid), physical, NO_SLOT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ from refmodel.attention.indexer import choose, mqa_logits
 from refmodel.attention.ranges import KeyRanges
 from refmodel.attention.sparse import Attended, Chosen, sparse_mla
 from refmodel.attention.transform import Addressing, Transform
+from refmodel.model.batch import HalfRows
 from refmodel.model.layer import Projected
 from refmodel.model.model import Model
 from refmodel.storage.codecs import quantize
@@ -64,12 +65,20 @@ def attend(projected: Projected, views: Views, view_rows: torch.Tensor, model: M
     )
 
 
+def choose_rows(
+    projected: Projected, views: Views, half: HalfRows, compact: Sequence[CompactTable], model: Model
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys that each row of a half chose: (positions in its request, rows of the view), [rows, top_k]."""
+    positions = choose_keys(projected, views, half.ranges, model)
+    indices = half.addressing.transform(positions, model.transform)
+    return positions, rows_of_view(indices, half.addressing, compact, model.transform)
+
+
 def rows_of_view(
-    positions: torch.Tensor, addressing: Addressing, compact: Sequence[CompactTable], into: Transform
+    indices: torch.Tensor, addressing: Addressing, compact: Sequence[CompactTable], made: Transform
 ) -> torch.Tensor:
-    """Chosen positions → rows of the view: through logical slots, or through row starts (A3)."""
-    indices = addressing.transform(positions, into)
-    if into is Transform.RAGGED:
+    """Transformed choices [rows, k] → rows of the view: RAGGED are, of PAGED the slots are looked up (A3)."""
+    if made is Transform.RAGGED:
         return indices
     rows = torch.full_like(indices, -1)
     for table, (start, stop) in zip(compact, pairwise(addressing.cu_seqlens_q), strict=True):

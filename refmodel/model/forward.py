@@ -13,15 +13,15 @@ from dataclasses import dataclass, fields
 import torch
 import torch.distributed as dist
 
-from refmodel.collectives import gather_buffers, rank_and_size
+from refmodel.collectives import rank_and_size
 from refmodel.errors import InvalidInput, Where
-from refmodel.model.attend import attend, choose_keys, rows_of_view
+from refmodel.model.attend import attend, choose_rows
 from refmodel.model.batch import Batch
 from refmodel.model.layer import Projected, embed, finish, project
 from refmodel.model.model import Model
 from refmodel.model.sharded import attend_to_shards
 from refmodel.storage.identity import Cache
-from refmodel.storage.passage import Passage
+from refmodel.storage.passage import Passage, gather_rows
 from refmodel.storage.reuse import ViewPath
 from refmodel.storage.traffic import Shards, Traffic, nothing_loads
 
@@ -102,8 +102,7 @@ def _attend_halves(
     """Prev and next by themselves, over the same views (V8); their rows together again."""
     outs, chosen = [], []
     for part, half in zip(_cut(projected, batch.passage), batch.halves, strict=True):
-        positions = choose_keys(part, views, half.ranges, model)
-        view_rows = rows_of_view(positions, half.addressing, batch.compact, model.transform)
+        positions, view_rows = choose_rows(part, views, half, batch.compact, model)
         outs.append(attend(part, views, view_rows, model).out)
         chosen.append(positions)
     return torch.cat(outs), torch.cat(chosen)
@@ -121,5 +120,5 @@ def _cut(projected: Projected, passage: Passage) -> tuple[Projected, Projected]:
 
 def _gathered(hidden: torch.Tensor, passage: Passage, group: dist.ProcessGroup) -> torch.Tensor:
     sent = hidden.to(passage.places.device)
-    buffers = gather_buffers(sent, passage.plan.row_counts, group=group, site="hidden.out")
-    return buffers[passage.places][: passage.plan.real_rows].to(hidden.device)
+    batch = gather_rows(sent, passage, group=group, site="hidden.out")
+    return batch[: passage.plan.real_rows].to(hidden.device)

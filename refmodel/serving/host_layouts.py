@@ -116,7 +116,7 @@ class HostPool:
         Returns when the bytes are there. :class:`InvalidInput` before any byte moves: a layer or page out of
         range, the dummy page, pages of another size.
         """
-        self._check(pairs, layer, pages)
+        self.require(pairs, layer, pages)
         self._move(self._items(pages), pairs.device, self._layer(layer), pairs.host)
 
     def load(self, pairs: PagePairs, layer: int, pages: torch.Tensor) -> None:
@@ -124,7 +124,7 @@ class HostPool:
 
         Towards CUDA it is queued and not waited for (S7). Errors as of :meth:`store`.
         """
-        self._check(pairs, layer, pages)
+        self.require(pairs, layer, pages)
         self._move(self._layer(layer), pairs.host, self._items(pages), pairs.device)
 
     # -- what one copy moves: tokens with the engine `kernel`, pages with `direct` and for the index -----
@@ -176,7 +176,8 @@ class HostPool:
     def _shape(self) -> list[int]:
         return _shape(self.layout, self.cache, self.format, self.page_size, self.layers, self.num_pages)
 
-    def _check(self, pairs: PagePairs, layer: int, pages: torch.Tensor) -> None:
+    def require(self, pairs: PagePairs, layer: int, pages: torch.Tensor) -> None:
+        """:class:`InvalidInput` unless these pages can be copied between a layer of a shard and the host."""
         where = Where(layer=layer)
         check_in_range(layer, self.layers, "layer of a host pool", where)
         page_bytes = self.format.page_bytes(self.page_size)

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
+from refmodel.collectives import gather_buffers
 from refmodel.errors import FallbackWarning, InvalidInput
 from refmodel.layout.ownership import PageTable, current_slots, to_physical
 from refmodel.layout.plan import Plan
+from refmodel.storage.pages import words
 from refmodel.storage.reuse import FULL, Reading, ReadVerdict, ViewPath, read_verdict
 from refmodel.storage.shard import Destinations, destinations
 from refmodel.storage.view import ViewIndex, ViewLayout, view_index, view_layout
@@ -86,6 +89,19 @@ def open_passage(
         pages=_pages(verdict, view, plan, rank, local_pages, device),
         held=_held(verdict, view, rank, num_slots, device),
     )
+
+
+def gather_rows(rows: torch.Tensor, passage: Passage, *, group: dist.ProcessGroup, site: str) -> torch.Tensor:
+    """Each rank's rows [row_counts[rank], …] → all rows in batch order [num_rows, …] (S4, V6)."""
+    buffers = gather_buffers(rows, passage.plan.row_counts, group=group, site=site)
+    return in_batch_order(buffers, passage)
+
+
+def in_batch_order(buffers: torch.Tensor, passage: Passage) -> torch.Tensor:
+    """Gather buffers of all ranks [W × max_rank_rows, …] → batch rows [num_rows, …] (S4)."""
+    if buffers.dtype is torch.uint8:
+        return words(buffers)[passage.places].view(torch.uint8)
+    return buffers[passage.places]
 
 
 def _pages(

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 
-from refmodel.collectives import PendingRows, gather_buffers, start_gather
+from refmodel.collectives import PendingRows, start_gather
 from refmodel.storage.identity import Cache
-from refmodel.storage.pages import words
-from refmodel.storage.passage import Passage
+from refmodel.storage.passage import Passage, gather_rows
 from refmodel.storage.reuse import ViewPath, join_history
 from refmodel.storage.shard import Shard
 from refmodel.storage.view import assemble, contribute, materialize
@@ -76,20 +75,19 @@ class Traffic:
 
     def _write(self, shard: Shard, cache: Cache, rows: torch.Tensor) -> None:
         direct = self.passage.write.path is WritePath.DIRECT
-        written = rows if direct else self._gather(rows, f"{cache.name.lower()}.write")
+        written = rows if direct else self._gathered(rows, f"{cache.name.lower()}.write")
         shard.write(self.passage.writes, written)
 
     def _current(self, shard: Shard, cache: Cache, rows: torch.Tensor) -> torch.Tensor:
         """The current rows of the view, [real rows, bytes a token]; written on the way."""
-        batch = self._gather(rows, f"{cache.name.lower()}.current")
+        batch = self._gathered(rows, f"{cache.name.lower()}.current")
         direct = self.passage.write.path is WritePath.DIRECT
         shard.write(self.passage.writes, rows if direct else batch)
         return batch[: self.passage.plan.real_rows]
 
-    def _gather(self, rows: torch.Tensor, site: str) -> torch.Tensor:
+    def _gathered(self, rows: torch.Tensor, site: str) -> torch.Tensor:
         """All packed rows in batch order, [num_rows, bytes a token] (S4)."""
-        buffers = gather_buffers(rows, self.passage.plan.row_counts, group=self.group, site=site)
-        return words(buffers)[self.passage.places].view(torch.uint8)
+        return gather_rows(rows, self.passage, group=self.group, site=site)
 
     def _begin(self, layer: int) -> None:
         pages = self.passage.pages

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from refmodel.collectives import gather_buffers
 from refmodel.errors import InvalidInput, Where
-from refmodel.layout.geometry import Grid, num_pages
+from refmodel.layout.geometry import Grid, coverage, num_pages
 from refmodel.layout.ownership import NO_SLOT, PageTable, local_page, owner
 from refmodel.layout.rows import buffer_places
 from refmodel.storage.formats import Format
@@ -63,9 +63,13 @@ class ViewLayout:
     @cached_property
     def pages(self) -> torch.Tensor:
         """[pages] logical pages of all requests, in batch and position order."""
-        P = self.grid.page_size
-        used = zip(self.tables, self.valid, strict=True)
-        return torch.cat([table.pages[: num_pages(valid, P)] for table, valid in used])
+        used = zip(self.tables, self.request_pages, strict=True)
+        return torch.cat([table.pages[:count] for table, count in used])
+
+    @property
+    def request_pages(self) -> list[int]:
+        """[requests] how many pages of each request are in the view."""
+        return [num_pages(valid, self.grid.page_size) for valid in self.valid]
 
     @cached_property
     def rank_major(self) -> torch.Tensor:
@@ -135,9 +139,13 @@ def assemble(buffers: torch.Tensor, index: ViewIndex, row_format: Format) -> tor
     """
     layout = index.layout
     rows = rows_of_pages(buffers, row_format, index.places)
-    page_counts = [num_pages(valid, layout.grid.page_size) for valid in layout.valid]
-    starts = accumulate((count * layout.grid.page_size for count in page_counts), initial=0)
-    pieces = [rows[start : start + valid] for start, valid in zip(starts, layout.valid, strict=False)]
+    return drop_tails(rows, layout.valid, layout.grid.page_size)
+
+
+def drop_tails(rows: torch.Tensor, valid: Sequence[int], page_size: int) -> torch.Tensor:
+    """Rows of whole pages [sum of coverage, …] → those of valid tokens [sum(valid), …] (V2)."""
+    starts = accumulate((coverage(tokens, page_size) for tokens in valid), initial=0)
+    pieces = [rows[start : start + tokens] for start, tokens in zip(starts, valid, strict=False)]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 

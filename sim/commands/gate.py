@@ -18,6 +18,7 @@ from sim.gate.record import Report, as_json
 from sim.gate.services import DEFAULT_CHUNK, DEFAULT_EVERY, ServiceRun, choose_services
 from sim.gate.setting import Setting
 from sim.gate.traces import DEFAULT_PAGE, DEFAULT_RANKS, EMBEDDED, TraceRun, choose_traces
+from sim.kernels.loading import named
 from sim.machine import started_rank
 from sim.report.console import open_console, ticking
 from sim.report.github import annotation_lines
@@ -66,6 +67,15 @@ def gate(
             rich_help_panel=_CONDITIONS,
         ),
     ] = False,
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="Kernels to put in the place of the reference: a file, a module, one function of it with "
+            ":NAME, or an entry point of cpkv.kernels.",
+            rich_help_panel=_CONDITIONS,
+        ),
+    ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the scenarios and run nothing.")] = False,
     trace: Annotated[
         str | None,
@@ -144,6 +154,7 @@ def gate(
     - `cpkv gate --trace trace.jsonl --requests 1000 --cp 4 --pool 25%`: the same, with a cache that is full
     - `cpkv gate --junit gate.xml`: for continuous integration
     - `cpkv gate worked/tokens-300 --fault "skip rank=1 at=kv.view"`: a rank that leaves a gather out
+    - `cpkv gate --kernels my_kernels.py`: with kernels of your own in the place of the reference
     - `cpkv gate worked/tokens-300 --timeline run.json`: what each rank called, for ui.perfetto.dev
     """
     names = scenario or []
@@ -152,7 +163,13 @@ def gate(
         return
     _refuse_missing_folders(junit=junit, json=json, timeline=timeline)
     faults = tuple(Fault.parse(text) for text in fault or [])
-    setting = Setting(seed=seed, schedule=schedule, faults=faults, self_check=self_check)
+    setting = Setting(
+        seed=seed,
+        schedule=schedule,
+        faults=faults,
+        self_check=self_check,
+        kernels=None if kernels is None else named(kernels),
+    )
     traces: list[TraceRun] | list[ServiceRun] = []
     if trace is None and (names or pool is not None):
         _refuse_without_trace(

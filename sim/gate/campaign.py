@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -12,11 +12,13 @@ import msgspec
 from refmodel.errors import Finding
 from sim.cases.library import AnyScenario, catalogue, find_scenarios
 from sim.faults.fault import check_faults
+from sim.gate.kernels import kernel_uses
 from sim.gate.record import Entry, Report, broken, entry_of, report_of
 from sim.gate.runs import Worlds, check_scenario, choose_runs, run_all
 from sim.gate.services import ServiceRun, run_service
 from sim.gate.setting import Setting
 from sim.gate.traces import TraceRun, run_trace
+from sim.kernels.uses import Uses, sum_of
 from sim.timeline import Timed, timed_run
 
 Tick = Callable[[str], None]
@@ -79,37 +81,48 @@ def is_started(campaign: Campaign) -> bool:
 def execute(campaign: Campaign, tick: Tick, timed: list[Timed] | None = None) -> Report:
     """Run it all. ``tick(label)`` follows the progress; ``timed`` is given the spans of every run."""
     start = time.perf_counter()
-    marks: set[str] = set()
-    timed = [] if timed is None else timed
-    entries = [*_run_scenarios(campaign, marks, tick, timed), *_run_traces(campaign, tick, timed)]
+    heard = _Heard([] if timed is None else timed)
+    entries = [*_run_scenarios(campaign, tick, heard), *_run_traces(campaign, tick, heard)]
+    kernels = campaign.setting.kernels
     return report_of(
         entries,
-        marks,
+        heard.marks,
         whole_catalogue=campaign.whole_catalogue,
         seed=campaign.setting.seed,
         seconds=time.perf_counter() - start,
+        kernels=None if kernels is None else kernel_uses(kernels, sum_of(heard.uses)),
     )
 
 
-def _run_scenarios(campaign: Campaign, marks: set[str], tick: Tick, timed: list[Timed]) -> Iterator[Entry]:
+@dataclass(slots=True)
+class _Heard:
+    """What runs tell beside their entries."""
+
+    timed: list[Timed]
+    marks: set[str] = field(default_factory=set)
+    uses: list[Uses] = field(default_factory=list)
+
+
+def _run_scenarios(campaign: Campaign, tick: Tick, heard: _Heard) -> Iterator[Entry]:
     with Worlds(campaign.setting) as worlds:
         for outcome in run_all(campaign.scenarios, worlds):
-            marks |= outcome.marks
+            heard.marks |= outcome.marks
+            heard.uses.append(outcome.uses)
             tick(f"{outcome.scenario.file} on {outcome.world}")
-            timed.append(timed_run(outcome.scenario.file, outcome.world, outcome.spans))
+            heard.timed.append(timed_run(outcome.scenario.file, outcome.world, outcome.spans))
             yield entry_of(outcome)
 
 
-def _run_traces(campaign: Campaign, tick: Tick, timed: list[Timed]) -> Iterator[Entry]:
+def _run_traces(campaign: Campaign, tick: Tick, heard: _Heard) -> Iterator[Entry]:
     """One trace on some worlds: what its ranks see must not depend on them."""
     first: Entry | None = None
     for trace in campaign.traces:
         with trace.open_world() as world:
-            label = partial(tick, f"trace on {trace.world}")
+            told = partial(tick, f"trace on {trace.world}")
             if isinstance(trace, ServiceRun):
-                entry = run_service(trace, world, label, timed)
+                entry = run_service(trace, world, told, heard.timed, heard.uses)
             else:
-                entry = run_trace(trace, world, label, timed)
+                entry = run_trace(trace, world, told, heard.timed, heard.uses)
         first = first or entry
         yield _agreeing(entry, first)
 

@@ -16,6 +16,7 @@ from sim.failures import RunFailed, WorldUnavailable
 from sim.gate.judge import fallbacks_unwarned, finding_of, folded, run_quietly
 from sim.gate.setting import PLAIN, Setting
 from sim.histories.history import History
+from sim.kernels.uses import NO_USES, Uses
 from sim.surface.group import Span
 from sim.world import World
 
@@ -34,6 +35,7 @@ class HistoryVerdict:
     spans: tuple[tuple[Span, ...], ...] = ()
     schedule: str = ""  # the token that replays it; of lockstep only
     retried: bool = False
+    uses: Uses = NO_USES  # of kernels, by all ranks
 
     fallbacks = 0  # a history does not say how rows are written
 
@@ -57,18 +59,18 @@ def try_history(world: World, history: History, setting: Setting = PLAIN) -> His
     try:
         if history.refused_at_start is not None:
             return _try_start(world, history, setting)
-        run = run_quietly(world, _play_unwarned, history, setting)
+        run, uses = run_quietly(world, _play_unwarned, history, setting)
     except WorldUnavailable:
         raise
     except RunFailed as failure:
         return HistoryVerdict((finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
     findings = tuple(judge_history(history, run.results))
-    return HistoryVerdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried)
+    return HistoryVerdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried, uses)
 
 
 def _try_start(world: World, history: History, setting: Setting) -> HistoryVerdict:
     """Start a server that must refuse its settings; no step is played."""
-    run = run_quietly(world, start, history, setting)
+    run, _ = run_quietly(world, start, history, setting)
     findings = tuple(judge_start(history, run.results))
     return HistoryVerdict(findings, (), run.ledgers, run.spans, run.schedule, run.retried)
 

@@ -25,6 +25,8 @@ from sim.failures import (
 )
 from sim.gate.numbers import judge_numbers
 from sim.gate.setting import PLAIN, Setting
+from sim.kernels.in_place import with_kernels
+from sim.kernels.uses import NO_USES, Uses, sum_of
 from sim.serving.program import serve
 from sim.serving.report import RankReport
 from sim.surface.group import Span
@@ -45,6 +47,7 @@ class Verdict:
     spans: tuple[tuple[Span, ...], ...] = ()
     schedule: str = ""  # the token that replays it; of lockstep only
     retried: bool = False
+    uses: Uses = NO_USES  # of kernels, by all ranks
 
     @property
     def digest(self) -> str:
@@ -69,13 +72,13 @@ class Verdict:
 def try_case(world: World, case: Case, setting: Setting = PLAIN, watch: Watch | None = None) -> Verdict:
     """Serve a case and judge it. A run that fails is a finding; a world that is missing is an error."""
     try:
-        run = run_quietly(world, _serve_unwarned, case, setting, watch)
+        run, uses = run_quietly(world, _serve_unwarned, case, setting, watch)
     except WorldUnavailable:
         raise
     except RunFailed as failure:
         return Verdict((finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
     findings = tuple(judge(case, run.results, run.ledgers[0]))
-    return Verdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried)
+    return Verdict(findings, run.results, run.ledgers, run.spans, run.schedule, run.retried, uses)
 
 
 def run_quietly(
@@ -84,13 +87,23 @@ def run_quietly(
     argument: Any,
     setting: Setting,
     watch: Watch | None = None,
-) -> Run[T]:
-    """A rank program on a world, under a setting, without a warning for each fallback."""
+) -> tuple[Run[T], Uses]:
+    """A rank program on a world, under a setting, without a warning for each fallback; uses of kernels."""
+    if setting.kernels is None:
+        return _run(world, program, (argument,), setting, watch), NO_USES
+    run = _run(world, with_kernels, (setting.kernels, program, argument), setting, watch)
+    results, uses = zip(*run.results, strict=True)
+    return replace(run, results=results), sum_of(uses)
+
+
+def _run(
+    world: World, program: Callable[..., Any], args: Sequence[Any], setting: Setting, watch: Watch | None
+) -> Run[Any]:
     # Here for ranks that are threads, and in the program for ranks that are processes.
     with fallbacks_unwarned():
         if setting.self_check and world.kind.startswith("lockstep"):
-            return world.self_check(program, argument)
-        return world.execute(program, argument, watch=watch, faults=setting.faults)
+            return world.self_check(program, *args)
+        return world.execute(program, *args, watch=watch, faults=setting.faults)
 
 
 def _serve_unwarned(group: dist.ProcessGroup, case: Case) -> RankReport:

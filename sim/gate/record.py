@@ -17,6 +17,7 @@ from refmodel.laws import LAWS
 from sim.cases.library import theme_of
 from sim.gate.histories import REFUSAL
 from sim.gate.judge import INFRASTRUCTURE
+from sim.gate.kernels import KernelUses
 from sim.gate.marks import MARKS
 from sim.gate.runs import Outcome
 
@@ -122,6 +123,7 @@ class Report(msgspec.Struct, frozen=True):
     seconds: float
     runs: list[Entry]
     marks: Reachability
+    kernels: KernelUses | None = None  # of a target in the place of the reference
 
     @property
     def broken(self) -> list[Entry]:
@@ -180,7 +182,13 @@ def entry_of(outcome: Outcome) -> Entry:
 
 
 def report_of(
-    runs: list[Entry], marks: Iterable[str], *, whole_catalogue: bool, seed: int, seconds: float
+    runs: list[Entry],
+    marks: Iterable[str],
+    *,
+    whole_catalogue: bool,
+    seed: int,
+    seconds: float,
+    kernels: KernelUses | None = None,
 ) -> Report:
     """The record of a whole run. A mark that the whole catalogue never reached breaks the gate."""
     reached = set(marks)
@@ -193,6 +201,7 @@ def report_of(
         seconds=round(seconds, 6),
         runs=runs,
         marks=Reachability([mark for mark in MARKS if mark in reached], missing),
+        kernels=kernels,
     )
 
 

@@ -21,6 +21,7 @@ from sim.gate.judge import Verdict, try_case
 from sim.gate.marks import marks_of
 from sim.gate.setting import PLAIN, Setting, kind_and_size
 from sim.histories.history import History
+from sim.kernels.uses import NO_USES, Uses
 from sim.surface.group import Span
 from sim.world import World
 
@@ -42,6 +43,7 @@ class Outcome:
     fallbacks: int = 0
     marks: frozenset[str] = frozenset()
     spans: tuple[tuple[Span, ...], ...] = ()  # of each rank's calls, for a timeline
+    uses: Uses = NO_USES  # of kernels
 
     @property
     def held(self) -> bool:
@@ -141,6 +143,7 @@ def run_scenario(scenario: AnyScenario, world: World, setting: Setting = PLAIN) 
         fallbacks=verdict.fallbacks,
         marks=marks,
         spans=verdict.spans,
+        uses=verdict.uses,
     )
 
 

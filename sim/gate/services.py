@@ -21,6 +21,7 @@ from sim.gate.judge import fallbacks_unwarned, finding_of, folded, run_quietly
 from sim.gate.record import Entry, ServiceNumbers, broken
 from sim.gate.setting import PLAIN, Setting
 from sim.gate.traces import DEFAULT_PAGE, read_source, sized
+from sim.kernels.uses import NO_USES, Uses
 from sim.surface.group import Span
 from sim.timeline import Timed, timed_run
 from sim.world import Watch, World
@@ -74,6 +75,7 @@ class ServiceVerdict:
     spans: tuple[tuple[Span, ...], ...] = ()
     schedule: str = ""
     retried: bool = False
+    uses: Uses = NO_USES
 
 
 def try_service(
@@ -81,13 +83,13 @@ def try_service(
 ) -> ServiceVerdict:
     """Serve a trace and judge it. A run that fails is a finding; a world that is missing is an error."""
     try:
-        run = run_quietly(world, _serve_unwarned, service, setting, watch)
+        run, uses = run_quietly(world, _serve_unwarned, service, setting, watch)
     except WorldUnavailable:
         raise
     except RunFailed as failure:
         return ServiceVerdict((finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
     findings = tuple(judge_service(run.results))
-    return ServiceVerdict(findings, run.results, run.ledgers[0], run.spans, run.schedule, run.retried)
+    return ServiceVerdict(findings, run.results, run.ledgers[0], run.spans, run.schedule, run.retried, uses)
 
 
 def _serve_unwarned(group: dist.ProcessGroup, service: Service) -> Served:
@@ -115,10 +117,12 @@ def run_service(
     world: World,
     tick: Callable[[], None] = lambda: None,
     timed: list[Timed] | None = None,
+    uses: list[Uses] | None = None,
 ) -> Entry:
     """Serve a trace, and record it.
 
-    ``tick`` is called when a request has finished; ``timed`` is given the spans of the run.
+    ``tick`` is called when a request has finished; ``timed`` is given the spans of the run, ``uses`` those of
+    kernels.
     """
     start = time.perf_counter()
 
@@ -129,6 +133,8 @@ def run_service(
     verdict = try_service(world, run.service, run.setting, watch)
     if timed is not None:
         timed.append(timed_run(f"trace {run.source}", run.world, verdict.spans))
+    if uses is not None:
+        uses.append(verdict.uses)
     return Entry(
         theme="trace",
         name=PurePath(run.source).stem,

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from sim.faults.fault import Fault
+from sim.kernels.loading import Named
 from sim.lockstep.schedule import Schedule, in_order, priority_changing, randomly, replay
 from sim.machine import started_size
 from sim.world import World
@@ -19,6 +20,7 @@ class Setting:
     schedule: str = "random"
     faults: tuple[Fault, ...] = ()
     self_check: bool = False  # on lockstep: run each schedule twice, and compare
+    kernels: Named | None = None  # stand in the place of the reference
 
     @property
     def options(self) -> str:
@@ -30,6 +32,8 @@ class Setting:
             options += ["--fault", str(fault)]
         if self.self_check:
             options.append("--self-check")
+        if self.kernels is not None:
+            options += ["--kernels", self.kernels.text]
         return shlex.join(options)
 
     def open(self, world: str) -> World:

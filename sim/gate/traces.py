@@ -14,6 +14,7 @@ from sim.cases.trace import Request, Rotation, TraceCase, generate_trace, read_t
 from sim.gate.judge import try_case
 from sim.gate.record import Entry, TraceNumbers, broken
 from sim.gate.setting import PLAIN, Setting, kind_and_size
+from sim.kernels.uses import Uses
 from sim.timeline import Timed, timed_run
 from sim.world import World
 
@@ -69,10 +70,12 @@ def run_trace(
     world: World,
     tick: Callable[[], None] = lambda: None,
     timed: list[Timed] | None = None,
+    uses: list[Uses] | None = None,
 ) -> Entry:
     """Plan a trace, serve it, judge it.
 
-    ``tick`` is called when rank 0 begins the view of a request; ``timed`` is given the spans of the run.
+    ``tick`` is called when rank 0 begins the view of a request; ``timed`` is given the spans of the run,
+    ``uses`` those of kernels.
     """
     start = time.perf_counter()
     trace = trace_case(
@@ -90,6 +93,8 @@ def run_trace(
     verdict = try_case(world, trace.case, run.setting, watch)
     if timed is not None:
         timed.append(timed_run(f"trace {run.source}", run.world, verdict.spans))
+    if uses is not None:
+        uses.append(verdict.uses)
     return Entry(
         theme="trace",
         name=PurePath(run.source).stem,

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refmodel.laws import LAWS
+from sim.gate.kernels import KernelUses
 from sim.gate.record import Broken, Entry, Report, ServiceNumbers, TraceNumbers
 
 HELD = ("held", "green")
@@ -29,6 +30,8 @@ def print_report(report: Report, console: Console) -> None:
         if entry.service is not None:
             _print_service(entry, entry.service, console)
     _print_marks(report, console)
+    if report.kernels is not None:
+        print_kernels(report.kernels, console)
     for entry in report.broken:
         print_failure(entry, console)
     console.print(_summary(report), soft_wrap=True)
@@ -139,6 +142,15 @@ def _print_marks(report: Report, console: Console) -> None:
         console.print(Text(missing, BROKE[1]))
     if report.marks.reached or report.marks.missing:
         console.print()
+
+
+def print_kernels(kernels: KernelUses, console: Console) -> None:
+    """A line an operation: where kernels stood, and where the reference stayed."""
+    console.print(f"kernels of {kernels.target}", soft_wrap=True)
+    width = max(len(use.op) for use in kernels.ops)
+    for use in kernels.ops:
+        console.print(f"  {use.op:<{width}}  {use.words}", soft_wrap=True)
+    console.print()
 
 
 def print_failure(entry: Entry, console: Console) -> None:

@@ -1,0 +1,1 @@
+"""What operations are tried with: for each, a small value that says it all, and how to draw one."""

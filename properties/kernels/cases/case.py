@@ -1,0 +1,60 @@
+"""A case: one input of one operation, said in a few numbers, so that it prints, shrinks and replays."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from hypothesis import strategies as st
+from typing_extensions import Self
+
+from refmodel.ops.op import Op
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(ABC):
+    """A subclass an operation. Its fields are plain numbers; tensors are a function of them.
+
+    ``repr()`` of a case is code that makes it again, and its JSON is what ``--case`` takes.
+    """
+
+    op: ClassVar[Op]
+
+    seed: int = 0  # of the values in tensors
+
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """The operation's arguments, by name and in order, on the CPU; the same at every call.
+
+        Whatever a right kernel does not read is poison: NaN, −1, bytes of another. Indices are int64 here.
+        """
+
+    @classmethod
+    @abstractmethod
+    def corners(cls) -> Iterator[Self]:
+        """What to try first, small before large: no rows, one row, an empty rank, shapes of production."""
+
+    @classmethod
+    @abstractmethod
+    def strategy(cls) -> st.SearchStrategy[Self]:
+        """Any case; small ones first, as Hypothesis shrinks towards them."""
+
+    @classmethod
+    def huge(cls) -> Self | None:
+        """A case whose byte offsets exceed 2³¹ (F2), for a GPU; None if the operation computes none."""
+        return None
+
+    # -- what a declared capability is about ------------------------------------------------------------
+
+    @property
+    def page_size(self) -> int | None:
+        """P of the case; None if the operation knows no pages."""
+        return getattr(self, "page", None)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Element types of its values."""
+        return ()

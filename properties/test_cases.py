@@ -1,0 +1,129 @@
+"""What holds of every case of every operation: it is a value, it replays, and a right kernel passes it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from properties.kernels.adversaries import ADVERSARIES
+from properties.kernels.adversaries.adversary import Adversary, adversary
+from properties.kernels.cases.case import Case
+from properties.kernels.cases.catalogue import CASES
+from refmodel.errors import Finding, InvalidInput
+from refmodel.ops.catalogue import OPS
+from refmodel.ops.op import Arguments, Kind, Op, Results
+from refmodel.storage.codecs import as_bytes
+
+INDEX = (torch.int64, torch.int32)
+ALONE = tuple(kind for kind in CASES.values() if not kind.op.collective)
+
+
+def given_as(op: Op, arguments: Arguments, index: torch.dtype) -> dict[str, Any]:
+    """The arguments with indices of a type."""
+    kinds = {argument.name: argument.kind for argument in op.arguments}
+    return {
+        name: value.to(index) if kinds[name] is Kind.INDEX else value for name, value in arguments.items()
+    }
+
+
+def strided(value: Any) -> Any:
+    """The same tensor, but its elements do not follow each other."""
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return value
+    wide = value.new_empty(*value.shape[:-1], 2 * value.shape[-1])
+    view = wide[..., ::2]
+    view.copy_(value)
+    return view
+
+
+def as_results(op: Op, returned: Any) -> Results:
+    if not op.results:
+        return ()
+    return tuple(returned) if isinstance(returned, tuple) else (returned,)
+
+
+def judged(case: Case, kernel: Callable[..., Any], index: torch.dtype = torch.int64) -> Finding | None:
+    """What a judge says of a kernel, with arguments of its own; results have the shapes that they should."""
+    op = case.op
+    before, mine, others = (given_as(op, case.arguments(), index) for _ in range(3))
+    results = as_results(op, kernel(**mine))
+    spaces = op.spaces(**before)
+    assert [(tuple(r.shape), r.dtype) for r in results] == [(space.shape, space.dtype) for space in spaces]
+    return op.judge(before, op.outcome(mine, results), op.outcome(others, op.reference(**others)))
+
+
+def bits(arguments: Arguments) -> list[Any]:
+    """Of tensors their bytes, so that NaN equals itself."""
+    return [as_bytes(v[None]).tolist() if isinstance(v, torch.Tensor) else v for v in arguments.values()]
+
+
+# -- the catalogues ----------------------------------------------------------------------------------------
+
+
+def test_every_operation_has_cases_and_adversaries() -> None:
+    assert set(OPS) == set(CASES)
+    assert {found.op for found in ADVERSARIES} == set(OPS)
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_a_reference_has_its_operations_signature(op: Op) -> None:
+    for function in (op.reference, op.spaces, op.cost):
+        assert list(inspect.signature(function).parameters) == [argument.name for argument in op.arguments]
+
+
+@pytest.mark.parametrize("kind", ALONE, ids=lambda kind: kind.op.name)
+def test_every_corner_is_judged_right_with_any_indices_and_strides(kind: type[Case]) -> None:
+    for case in kind.corners():
+        op, arguments = case.op, case.arguments()
+        assert list(arguments) == [argument.name for argument in op.arguments]
+        assert op.cost(**arguments).bytes >= 0
+        for index in INDEX:
+            assert judged(case, op.reference, index) is None
+        plain, spread = given_as(op, case.arguments(), torch.int64), case.arguments()
+        spread = {name: strided(value) for name, value in spread.items()}
+        outcomes = [op.outcome(given_, op.reference(**given_)) for given_ in (spread, plain)]
+        assert op.judge(arguments, *outcomes) is None
+
+
+@pytest.mark.parametrize("kind", ALONE, ids=lambda kind: kind.op.name)
+def test_a_case_is_a_value_that_replays(kind: type[Case]) -> None:
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
+    @given(kind.strategy())
+    def holds(case: Case) -> None:
+        assert msgspec.json.decode(msgspec.json.encode(case), type=kind) == case
+        assert eval(repr(case), {kind.__name__: kind}) == case
+        assert bits(case.arguments()) == bits(case.arguments())
+        assert judged(case, case.op.reference) is None
+
+    holds()
+
+
+# -- adversaries -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [found for found in ADVERSARIES if found.law and not found.huge and not OPS[found.op].collective],
+    ids=lambda found: f"{found.op}-{found.name}",
+)
+def test_an_adversary_breaks_its_law_on_a_corner(wrong: Adversary) -> None:
+    names = [argument.name for argument in OPS[wrong.op].arguments]
+    assert list(inspect.signature(wrong.function).parameters)[: len(names)] == names
+    assert wrong.fault.endswith(".")
+    corners = ((case, index) for index in INDEX for case in CASES[wrong.op].corners())
+    found = next(filter(None, (judged(case, wrong.function, index) for case, index in corners)), None)
+    assert found is not None, f"no corner shows: {wrong.fault}"
+    assert found.law == wrong.law
+
+
+def test_an_adversary_says_how_it_fails() -> None:
+    with pytest.raises(InvalidInput, match="either a law or a kind"):
+        adversary("rerange")
+    with pytest.raises(InvalidInput, match="law"):
+        adversary("rerange", law="Z9")

@@ -1,0 +1,1 @@
+"""Contracts of kernel-sized operations, for kernels that other people write."""
