@@ -29,7 +29,8 @@ import triton.language as tl  # noqa: E402
 Ints = tuple[int, ...]
 
 # What is declared is tried. The rest is as the contract has it: any page size, strides, either index type.
-_ALL = {"devices": ("cpu",) if INTERPRETED else ("cuda",), "deterministic": True}
+# (That the interpreter repeats itself proves nothing.)
+_ALL = {"devices": ("cpu",) if INTERPRETED else ("cuda",), "deterministic": not INTERPRETED}
 CAPABILITIES = {
     "logical_to_physical": _ALL,
     "rerange": _ALL,
@@ -105,17 +106,18 @@ def segments(prefixes: Ints, tokens: Ints, world_size: int, page_size: int) -> l
     return copies
 
 
-@triton.jit(do_not_specialize=["width", "row_stride", "column_stride"])
+@triton.jit(do_not_specialize=["width", "from_row", "from_column", "to_row", "to_column"])
 def _copy_segments(
-    copies, buffers, rows, width, row_stride, column_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+    copies, buffers, rows, width, from_row, from_column, to_row, to_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     copy = copies + tl.program_id(0) * 3
     source, target, count = tl.load(copy), tl.load(copy + 1), tl.load(copy + 2)
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(2).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     mask = (row < count) & (column < width)
-    values = tl.load(buffers + (source + row) * row_stride + column * column_stride, mask=mask)
-    tl.store(rows + (target + row) * width + column, values, mask=mask)
+    values = tl.load(buffers + (source + row) * from_row + column * from_column, mask=mask)
+    tl.store(rows + (target + row) * to_row + column * to_column, values, mask=mask)
 
 
 def rerange(
@@ -126,52 +128,66 @@ def rerange(
     page_size: int,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """S4: rows as a gather of all ranks brings them → batch order. ``out`` is optional for any operation."""
+    """S4: rows as a gather of all ranks brings them → batch order. ``out``, with any strides, is optional."""
     width = buffers.shape[1]
     rows = buffers.new_empty(sum(tokens), width) if out is None else out
     copies = segments(prefixes, tokens, world_size, page_size) if tokens else []
     if copies and width:
-        most = max(count for _, _, count in copies)
-        block, columns = tile(most, 64), tile(width, 128)
-        source, target = as_integers(buffers), as_integers(rows)
+        source, target = as_words(buffers, rows)
+        most, width = max(count for _, _, count in copies), target.shape[1]
+        block, columns = tile(most, 16), tile(width, 128)
         grid = len(copies), triton.cdiv(most, block), triton.cdiv(width, columns)
         _copy_segments[grid](
-            on_device(copies, buffers.device), source, target, width, *source.stride(), block, columns
-        )
+            on_device(copies, buffers.device), source, target, width,
+            *source.stride(), *target.stride(), block, columns,
+        )  # fmt: skip
     return rows
 
-
-def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bits: as a float, a NaN need not come through as it was."""
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
-
-
-# -- materialize: pages of all ranks become one view ---------------------------------------------------------
 
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
+def as_words(source: torch.Tensor, target: torch.Tensor, *lengths: int) -> list[torch.Tensor]:
+    """The same bits as integers, since a NaN that is loaded as a float need not come through as it was.
+
+    As wide as all rows, strides, addresses and ``lengths`` in bytes are multiples of: fewer, larger loads.
+    """
+    size = source.itemsize
+    if source.stride(-1) == target.stride(-1) == 1:
+        for tensor in (source, target):
+            steps = (tensor.itemsize * step for step in (tensor.shape[-1], *tensor.stride()[:-1]))
+            lengths += (tensor.data_ptr(), *steps)
+        size = gcd(8, *lengths)
+    return [tensor.view(WORDS[size]) for tensor in (source, target)]
+
+
+# -- materialize: pages of all ranks become one view ---------------------------------------------------------
+
+
 @triton.jit(
     do_not_specialize=[
-        *("table_row", "table_column", "world_size", "rank_stride", "page_stride"),
+        *("slots", "page_size", "table_row", "table_column", "world_size", "rank_stride", "page_stride"),
         *("width", "field_start", "field_words", "column"),
     ]
 )
 def _copy_pages(
-    pages, shards, page_table, view, table_row, table_column, world_size, rank_stride, page_stride,
-    width, field_start, field_words, column, TOKENS: tl.constexpr, WORDS: tl.constexpr,
+    pages, slots, page_size, shards, page_table, view, table_row, table_column, world_size, rank_stride,
+    page_stride, width, field_start, field_words, column, SLOTS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    about = pages + tl.program_id(0) * 4
-    request, position = tl.load(about), tl.load(about + 1)
-    tokens, first_row = tl.load(about + 2), tl.load(about + 3)
-    # 64 bits from here on: page × bytes of a page passes 2³¹ (F2).
-    page = tl.load(page_table + request * table_row + position * table_column).to(tl.int64)
-    source = shards + page % world_size * rank_stride + page // world_size * page_stride + field_start
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[:, None]
-    word = tl.program_id(2) * WORDS + tl.arange(0, WORDS)[None, :]
-    mask = (token < tokens) & (word < field_words)  # slots behind the valid length are not read (V2)
-    values = tl.load(source + token * field_words + word, mask=mask)
-    tl.store(view + (first_row + token) * width + column + word, values, mask=mask)
+    slot = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)  # of all pages, in a row
+    token = slot % page_size
+    about = pages + slot // page_size * 4
+    tokens = tl.load(about, mask=slot < slots, other=0)
+    real = token < tokens  # slots behind the valid length are not read (V2)
+    first_row, request = tl.load(about + 1, mask=real), tl.load(about + 2, mask=real)
+    entry = page_table + request * table_row + tl.load(about + 3, mask=real) * table_column
+    # In 64 bits: page × bytes of a page passes 2³¹ (F2).
+    page = tl.load(entry, mask=real, other=0).to(tl.int64)
+    source = page % world_size * rank_stride + page // world_size * page_stride + token * field_words
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[None, :]
+    mask = real[:, None] & (word < field_words)
+    values = tl.load(shards + field_start + source[:, None] + word, mask=mask)
+    tl.store(view + (first_row + token)[:, None] * width + column + word, values, mask=mask)
 
 
 def materialize(
@@ -180,7 +196,7 @@ def materialize(
     """V1: all valid tokens of all requests, in order, from the pages of all ranks."""
     view = shards.new_empty(sum(valid), sum(fields))
     pages = [
-        [request, position, min(page_size, tokens - position * page_size), first + position * page_size]
+        [min(page_size, tokens - position * page_size), first + position * page_size, request, position]
         for request, (tokens, first) in enumerate(zip(valid, accumulate(valid, initial=0), strict=False))
         for position in range(-(-tokens // page_size))
     ]
@@ -188,22 +204,17 @@ def materialize(
         return view
     if shards.stride(2) != 1:
         shards = shards.contiguous()  # no engine keeps the bytes of a page apart
-    size = word_size(shards, view, fields)
-    source, target = shards.view(WORDS[size]), view.view(WORDS[size])
-    about, start, column = on_device(pages, shards.device), 0, 0
-    for words in (field // size for field in fields):  # a page holds field 0 of all its tokens, then field 1
-        block, columns = tile(page_size, 16), tile(words, 128)
-        _copy_pages[len(pages), triton.cdiv(page_size, block), triton.cdiv(words, columns)](
-            about, source, page_table, target, *page_table.stride(), len(shards), *source.stride()[:2],
-            target.shape[1], start, words, column, block, columns,
+    source, target = as_words(shards, view, *fields)
+    about, slots = on_device(pages, shards.device), len(pages) * page_size
+    start = column = 0
+    for words in (field // target.itemsize for field in fields):  # a page holds field 0 of all its tokens …
+        block, columns = tile(slots, 64), tile(words, 64)
+        _copy_pages[triton.cdiv(slots, block), triton.cdiv(words, columns)](
+            about, slots, page_size, source, page_table, target, *page_table.stride(), len(shards),
+            *source.stride()[:2], target.shape[1], start, words, column, block, columns,
         )  # fmt: skip
-        start, column = start + page_size * words, column + words
+        start, column = start + page_size * words, column + words  # … then field 1
     return view
-
-
-def word_size(shards: torch.Tensor, view: torch.Tensor, fields: Ints) -> int:
-    """Bytes of the widest word that all fields, strides and addresses are multiples of."""
-    return gcd(8, *fields, *shards.stride()[:2], shards.shape[2], shards.data_ptr(), view.data_ptr())
 
 
 # -- index_write: keys and scales into their places ----------------------------------------------------------

@@ -17,6 +17,9 @@ from properties import reached
 from sim.gate.marks import MARKS
 from sim.world import World
 
+# Of the kernel kit; where it came by its entry point, this is the same plugin.
+pytest_plugins = ["properties.kernels.options"]
+
 # Tests run on all cores already (xdist); threads of torch on top only get in each other's way.
 torch.set_num_threads(1)
 
@@ -48,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = config.getoption("--world")
+    wanted = config.getoption("--world", None)  # missing where a conftest loaded this late
     for item in items:
         kind = next((name for name in ("gloo", "nccl") if item.get_closest_marker(name)), "lockstep")
         if wanted and kind not in wanted:
@@ -113,7 +116,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workeroutput"):  # a worker of xdist: hand over to the controller
         session.config.workeroutput["marks"] = sorted(reached.marks)
         return
-    elsewhere: set[str] = session.config.stash[_MARKS]
+    elsewhere = session.config.stash.get(_MARKS, None)
+    if elsewhere is None:  # a conftest loaded this in the midst of a session that is not ours
+        return
     missing = set(MARKS) - reached.marks - elsewhere
     if exitstatus == pytest.ExitCode.OK and _is_whole_run(session.config) and missing:
         print(f"\nno test reached: {', '.join(sorted(missing))}")

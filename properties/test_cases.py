@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from properties.kernels.adversaries import ADVERSARIES
 from properties.kernels.adversaries.adversary import Adversary, adversary
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.catalogue import CASES
+from properties.mutants import named_mutant
+from properties.mutants.mutant import Mutant
 from refmodel.errors import Finding, InvalidInput
 from refmodel.ops.catalogue import OPS
 from refmodel.ops.op import Arguments, Kind, Op, Results
@@ -102,6 +105,41 @@ def test_a_case_is_a_value_that_replays(kind: type[Case]) -> None:
         assert judged(case, case.op.reference) is None
 
     holds()
+
+
+# -- what stands behind the references ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("zigzag_split", "relative-pages"),
+        ("rerange", "rerange-inverted"),
+        ("logical_to_physical", "own-01"),
+        ("owner_mask", "owner-by-local-page"),
+        ("transfer_pairs", "pd-01"),
+        ("validate_page_groups", "first-and-last-slot-checked"),
+        ("materialize", "view-02"),
+        ("mla_write", "minus-one-is-an-index"),
+        ("index_write", "first-field-only"),
+        ("index_read", "scales-among-the-keys"),
+        ("quantize_index", "fmt-02"),
+        ("quantize_mla", "rope-before-the-scales"),
+    ],
+)
+def test_a_fault_of_the_model_is_one_of_the_operation(op: str, name: str) -> None:
+    """A reference is the model's own function: what is wrong there, a judge finds here."""
+    assert any(map(partial(_shows, named_mutant(name)), CASES[op].corners()))
+
+
+def _shows(mutant: Mutant, case: Case) -> bool:
+    op, before, mine, others = case.op, *(case.arguments() for _ in range(3))
+    with mutant.in_place():
+        wrong = op.outcome(mine, op.reference(**mine))
+    right = op.outcome(others, op.reference(**others))
+    if [result.shape for result in wrong] != [result.shape for result in right]:
+        return True
+    return op.judge(before, wrong, right) is not None
 
 
 # -- adversaries -------------------------------------------------------------------------------------------

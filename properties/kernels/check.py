@@ -65,6 +65,7 @@ class Check:
     plan: Plan
     children: Children
     failed: list[Case] = field(default_factory=list)  # counterexamples, for those who export them
+    speeds: list[Speed] = field(default_factory=list)  # of what passed, if that was asked for
 
     def __post_init__(self) -> None:
         loaded = self.children.loaded()
@@ -134,7 +135,10 @@ class Check:
         if not tried.cases:
             return _unknown(op, "no case within the declared capabilities")
         why = f"not tried: {tried.untried}" if tried.untried else ""
-        timing = None if answer.speed is None else _timing(answer.speed)
+        timing = None
+        if answer.speed is not None:
+            self.speeds.append(answer.speed)
+            timing = _timing(answer.speed)
         return Verdict(op, "pass", why, {}, tried.cases, tried.attempts, 0.0, timing=timing)
 
     def _failed(self, op: str, tried: Tried, found: Counterexample) -> Verdict:

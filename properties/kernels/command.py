@@ -14,6 +14,7 @@ from properties.kernels.check import EXAMPLES, LIMIT, Check, Plan
 from properties.kernels.flashinfer_bench import export
 from properties.kernels.known import read_known
 from properties.kernels.report import print_report
+from properties.kernels.speed import speed_table
 from properties.kernels.verdicts import Report, Verdict, parse_case, report_of
 from properties.kernels.watched import Children
 from refmodel.errors import InvalidInput
@@ -125,6 +126,8 @@ def _run(plan: Plan, console: Console, json: Path | None, export_to: Path | None
     report = _report(check, verdicts, time.perf_counter() - start)
     if printed:
         console.print(f"{printed}\n", soft_wrap=True)
+    if check.speeds:
+        console.print(speed_table(check.speeds))
     print_report(report, console)
     if json is not None:
         json.write_bytes(as_json(report))

@@ -44,8 +44,8 @@ class Guarded:
         return [int(place) - self.first for place in (after != self.before).nonzero()[:, 0][:3]]
 
     def _same_view(self, buffer: torch.Tensor) -> torch.Tensor:
-        typed = buffer[self.first :].view(self.view.dtype)
-        return typed.as_strided(self.view.shape, self.view.stride(), 0)
+        first = self.first // self.view.element_size()
+        return buffer.view(self.view.dtype).as_strided(self.view.shape, self.view.stride(), first)
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in this buffer."""

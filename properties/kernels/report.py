@@ -35,7 +35,7 @@ def print_report(report: Report, console: Console) -> None:
 def _table(verdicts: Iterable[Verdict]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("operation", no_wrap=True)
-    for name in ("cases", "calls handled", "seconds"):
+    for name in ("cases", "tries", "seconds"):
         table.add_column(name, justify="right")
     table.add_column("")
     table.add_column("declared", overflow="fold")
@@ -55,7 +55,7 @@ def _table(verdicts: Iterable[Verdict]) -> Table:
 def print_failure(op: str, failure: Failure, console: Console) -> None:
     """What broke, on which input, and how to call it so oneself."""
     console.rule(Text(op), align="left")
-    console.print(Text(headline(failure), _STYLES["fail"]))
+    console.print(Text(headline(failure), _STYLES["fail"]), soft_wrap=True)
     for name, value in failure_lines(failure):
         first, *more = value.splitlines()
         # Not a table: a line that is to be copied must not be wrapped.

@@ -7,7 +7,6 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -36,6 +35,13 @@ _START_SECONDS = 300.0  # to import a target, which may compile
 _KIT_SECONDS = 600.0  # for what the kit itself does between two calls of the candidate
 _STACK_SECONDS = 0.5  # for a process to write down where it is
 _MOST_PRINTED = 4000  # characters at the end of what a process printed
+
+# Lines of a stack that say nothing about the candidate.
+_KIT = "(across|check|child|speed|trial|tried|watched)"
+_NOT_THEIRS = re.compile(
+    rf'File ".*(/properties/kernels/{_KIT}\.py|/sim/kernels/candidate\.py|/multiprocessing/|/torch/utils/'
+    r'_contextlib\.py|/hypothesis/|<string>)"|^Extension modules: '
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +216,6 @@ def _kill(process: BaseProcess, pipe: Connection) -> None:
 
 
 def _tail(output: Path) -> str:
-    """The end of a file, without the frames of the kit and of the machinery below it."""
-    text = output.read_text(errors="replace")[-_MOST_PRINTED:]
-    return _without_kit(text.splitlines())
-
-
-def _without_kit(lines: Sequence[str]) -> str:
-    ours = re.compile(
-        r'File ".*(/properties/kernels/|/sim/kernels/candidate|/multiprocessing/|/torch/utils/_contextlib)'
-    )
-    return "\n".join(line for line in lines if not ours.search(line)).strip()
+    """The end of a file, without what is the kit's and the machinery's below it."""
+    lines = output.read_text(errors="replace")[-_MOST_PRINTED:].splitlines()
+    return "\n".join(line for line in lines if not _NOT_THEIRS.search(line)).strip()

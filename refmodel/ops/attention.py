@@ -49,9 +49,10 @@ def _visible(given: Arguments) -> torch.Tensor:
 
 
 def _scale_of_logits(given: Arguments, exact: Results) -> tuple[Scale, ...]:
+    """No roundings beyond the twin's: cases are integers, and their sums exact in any order."""
     largest = largest_of_rows(exact[0].masked_fill(~_visible(given), 0))
-    _, heads, dim = given["q"].shape
-    return (Scale(largest, torch.full_like(largest, (heads * dim) ** 0.5)),)
+    none = torch.zeros_like(largest)
+    return (Scale(largest, wide=none, narrow=none),)
 
 
 def _cost_of_logits(
@@ -99,20 +100,29 @@ def _sparse_mla(
 
 
 def _scales_of_attended(given: Arguments, exact: Results) -> tuple[Scale, ...]:
-    """Scores are sums of ``width`` terms; what they are off by, the output is, and lse, which is as large."""
-    magnitudes = _sparse_mla(
-        given["q"].double().abs(),
-        given["kv"].double().abs(),
-        given["chosen"],
-        given["latent"],
-        given["sm_scale"],
+    """What scores are off by, weights and lse are, too; and kernels may round weights to the type of q."""
+    q, kv, chosen = given["q"].double(), given["kv"].double(), given["chosen"]
+    latent, sm_scale = given["latent"], given["sm_scale"]
+    # lse over sums without signs: no score, nor a part of it, is larger.
+    _, magnitudes = _sparse_mla(q.abs(), kv.abs(), chosen, latent, sm_scale)
+    score = largest_of_rows(magnitudes).clamp(min=1)
+    steps, largest = score * q.shape[2] ** 0.5, largest_of_rows(exact[0])
+    rounded = largest_of_rows(_root_of_squares(q, kv, chosen, latent, sm_scale, exact[1]))
+    return (
+        Scale(largest, wide=steps, narrow=torch.where(largest > 0, rounded / largest, 0)),
+        Scale(score, wide=steps / score, narrow=torch.zeros_like(score)),
     )
-    # lse over sums without signs is at least the largest of them.
-    terms = largest_of_rows(magnitudes[1]).clamp(min=1)
-    width = given["q"].shape[2]
-    return Scale(largest_of_rows(exact[0]), terms * width**0.5), Scale(
-        terms, torch.full_like(terms, width**0.5)
-    )
+
+
+def _root_of_squares(
+    q: torch.Tensor, kv: torch.Tensor, chosen: torch.Tensor, latent: int, sm_scale: float, lse: torch.Tensor
+) -> torch.Tensor:
+    """[m, heads, latent] √Σ (weight · value)²: attention to squares of values, with scores twice as high."""
+    squares = torch.cat([kv[:, :latent] ** 2, kv], 1)
+    twice = torch.cat([torch.zeros_like(q[..., :latent]), 2 * q], 2)
+    mean, doubled = _sparse_mla(twice, squares, chosen, latent, sm_scale)
+    total = (doubled - 2 * lse).nan_to_num(nan=-torch.inf).exp()  # Σ weight²; nothing without keys
+    return (mean * total[..., None]).sqrt()
 
 
 def _cost_of_sparse(
@@ -166,8 +176,11 @@ def _scales_of_merged(given: Arguments, exact: Results) -> tuple[Scale, ...]:
     outs, lses = given["outs"].double(), given["lses"].double()
     largest_lse = largest_of_rows(lses.movedim(0, 1)).clamp(min=1)
     magnitudes, _ = _lse_merge(outs.abs(), lses)
-    steps = torch.full_like(largest_lse, len(outs) ** 0.5)
-    return Scale(largest_of_rows(magnitudes), largest_lse + steps), Scale(largest_lse, steps)
+    steps, none = torch.full_like(largest_lse, len(outs) ** 0.5), torch.zeros_like(largest_lse)
+    return (
+        Scale(largest_of_rows(magnitudes), wide=largest_lse + steps, narrow=none),
+        Scale(largest_lse, wide=steps, narrow=none),
+    )
 
 
 LSE_MERGE = Op(

@@ -44,7 +44,10 @@ class Scale:
     """What the errors of one result are measured by, row by row: one with few keys would hide in others."""
 
     largest: torch.Tensor  # [rows] errors are relative to it
-    roundings: torch.Tensor  # [rows] of the accumulating type, which a right result may lose on the way
+    wide: (
+        torch.Tensor
+    )  # [rows] roundings of the accumulating type that a right result may have and the twin not
+    narrow: torch.Tensor  # [rows] the same of the type of the result; of a sum, the root of their squares
 
 
 Scales = Callable[[Arguments, Results], tuple[Scale, ...]]  # of the arguments and the exact results
@@ -102,7 +105,7 @@ def _beyond(
     if got.dtype == torch.float64:
         most = torch.full_like(error, FP64_BUDGET)
     else:
-        most = _budgets(twin_error, scale.roundings, torch.finfo(got.dtype).eps)
+        most = _budgets(twin_error, scale, torch.finfo(got.dtype).eps)
     within = error <= most  # not `>`: NaN must not pass
     if bool(within.all()):
         return None
@@ -111,11 +114,11 @@ def _beyond(
     return Finding(law, f"relative error of row {row} {what}", expected, received)
 
 
-def _budgets(twin_errors: torch.Tensor, roundings: torch.Tensor, eps: float) -> torch.Tensor:
+def _budgets(twin_errors: torch.Tensor, scale: Scale, eps: float) -> torch.Tensor:
     """[rows]"""
-    accumulated = (roundings * torch.finfo(torch.float32).eps).tolist()
-    both = zip(twin_errors.tolist(), accumulated, strict=True)
-    return twin_errors.new_tensor([budget(twin, eps=eps + lost) for twin, lost in both])
+    units = (1 + scale.narrow) * eps + scale.wide * torch.finfo(torch.float32).eps
+    both = zip(twin_errors.tolist(), units.tolist(), strict=True)
+    return twin_errors.new_tensor([budget(twin, eps=unit) for twin, unit in both])
 
 
 def _errors(got: torch.Tensor, exact: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:

@@ -201,6 +201,17 @@ def first_slots_only(host: Tensor, device: Tensor, page_size: int) -> Tensor:
 
 
 @adversary("validate_page_groups", law="H2")
+def both_ends_only(host: Tensor, device: Tensor, page_size: int) -> Tensor:
+    """Of each group only the first and the last slot are looked at."""
+    accepted = first_slots_only(host, device, page_size)
+    if not bool(accepted):
+        return accepted
+    sides = (host, device)
+    whole = [(s[page_size - 1 :: page_size] == s[::page_size] + page_size - 1).all() for s in sides]
+    return _answer(all(map(bool, whole)), host)
+
+
+@adversary("validate_page_groups", law="H2")
 def host_side_only(host: Tensor, device: Tensor, page_size: int) -> Tensor:
     """The device's slots are not looked at, but for how many there are."""
     good = _as_long(host, device, page_size) and _pages_in_order(host.contiguous(), page_size)

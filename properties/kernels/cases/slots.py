@@ -222,7 +222,7 @@ class TransferPairs(Case):
 
 
 FAULTS = (
-    *("shifted", "torn", "reversed", "interleaved", "negative", "repeated"),  # of one group
+    *("shifted", "torn", "reversed", "inside", "interleaved", "negative", "repeated"),  # of one group
     *("short", "long", "fewer"),  # of a side
 )
 SIDES = ("host", "device")
@@ -284,6 +284,8 @@ def _with_fault(pages: torch.Tensor, fault: str, at: int) -> torch.Tensor:
         groups[at, -1] += 1
     elif fault == "reversed":
         groups[at] = pages[at].flip(0)
+    elif fault == "inside":
+        groups[at, 1:-1] = pages[at, 1:-1].flip(0)
     elif fault == "interleaved":
         groups[at, 1::2], groups[other, 1::2] = pages[other, 1::2], pages[at, 1::2]
     elif fault == "negative":
