@@ -55,6 +55,7 @@ UNREACHABLE = {
     "tail-page-last": "the engine's slots come from page tables",
     "radix-02": "of bigram trees, which the engine has none of",
     "page-key-of-p-tokens": "of bigram trees, which the engine has none of",
+    "newest-leaf-first": "which leaf goes is the one thing that the model leaves open, and ranks do alike",
     "digest-of-the-first-page": "it blinds the comparison of ranks, which all hold the same tokens",
     "last-page-copied": "the engine asks before it takes pages, so the last page is the tail",
     "flag-widens-every-batch": "the engine's KV is always shared",

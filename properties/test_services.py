@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from properties.command_line import cpkv, refused
 from properties.mutants import named_mutant
-from properties.proofs import proves
 from properties.test_trace import TRACES
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import ceil_div, num_pages
@@ -65,7 +64,6 @@ def services(draw: st.DrawFn) -> Service:
     )
 
 
-@proves("L1", "L4", "L6", "L7", "V1")
 @given(services())
 @settings(max_examples=5)
 def test_every_request_is_served_and_nothing_stays(service: Service) -> None:

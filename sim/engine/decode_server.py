@@ -12,7 +12,7 @@ from refmodel.errors import Finding, InvalidInput, Where
 from refmodel.layout.geometry import Grid, num_pages
 from refmodel.serving.lanes import Lanes
 from refmodel.serving.receiver import Registration
-from sim.engine.request import Request
+from sim.engine.request import Request, name_number
 from sim.engine.truth import Ids, prefix_hashes, sampled_id
 from sim.histories.history import History
 
@@ -88,8 +88,10 @@ class DecodeServer:
         return found
 
     def fingerprint(self) -> tuple[object, ...]:
-        """All state, as integers but for names: equal on every rank after every step."""
-        decodings = ((name, len(each.ids), *each.pages) for name, each in self._decodings.items())
+        """All state, as integers: equal on every rank after every step."""
+        decodings = (
+            (name_number(name), len(each.ids), *each.pages) for name, each in self._decodings.items()
+        )
         return self.lanes.fingerprint(), *decodings
 
 

@@ -250,7 +250,7 @@ class HostTables:
     # -- state -------------------------------------------------------------------------------------------
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Of everything, as integers but for names: equal on every rank after every step."""
+        """Of everything, as integers: equal on every rank after every step."""
         known = tuple(sorted(self.keys.items())), tuple(sorted(self.stored.items()))
         return self.host.fingerprint(), self.counts.fingerprint(), known, self.loads.fingerprint()
 

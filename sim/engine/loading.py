@@ -15,6 +15,7 @@ from refmodel.serving.host_moves import Landing, Load
 from refmodel.serving.layer_gate import NotLoaded
 from refmodel.serving.radix import RadixTree
 from sim.engine.host_bytes import Bytes, NoBytes
+from sim.engine.request import name_number
 from sim.histories.history import History
 
 
@@ -107,8 +108,11 @@ class Loadings:
         self.under_way.remove(loading)
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Requests, numbers and pages of the loads under way."""
-        return tuple((each.request, each.landing.load.number, each.landing.pages) for each in self.under_way)
+        """Requests, numbers and pages of the loads under way, as integers."""
+        return tuple(
+            (name_number(each.request), each.landing.load.number, each.landing.pages)
+            for each in self.under_way
+        )
 
     def check(self, tree: RadixTree) -> list[Finding]:
         """Where a page that is loading is not in the tree, or loads twice (H4). None, unless broken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from zlib import crc32
 
 import numpy as np
 
@@ -52,6 +53,11 @@ class Request:
 
     def fingerprint(self) -> tuple[int, ...]:
         return self.number, len(self.ids), self.valid, self.node, self.rotation, *self.pages
+
+
+def name_number(name: str) -> int:
+    """A name in a fingerprint: Python's own hash of it is another in every process."""
+    return crc32(name.encode())
 
 
 def prompt(number: int, wanted: Submit, like: Request | None) -> tuple[Ids, Ids]:
