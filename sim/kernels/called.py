@@ -63,21 +63,23 @@ class Called:
         return Given(arguments, tuple(back), where)
 
     def results(self, given: Given) -> Results:
-        """Call it; what is to be written is written, and results are where the arguments were."""
+        """Call it; what is to be written is written, and results are where the arguments were.
+
+        :class:`WrongResult` if they are not what the arguments say.
+        """
         spaces = self.op.spaces(**given.arguments)
-        out = self._out(spaces, given) if self.candidate.needs_out else None
+        tensors = [value for value in given.arguments.values() if isinstance(value, torch.Tensor)]
+        device = tensors[0].device
+        out = None
+        if self.candidate.needs_out:
+            out = tuple(torch.empty(space.shape, dtype=space.dtype, device=device) for space in spaces)
         with torch.no_grad():
             results = self.candidate.run(given.arguments, out)
         for space, result, said in zip(spaces, results, self.op.results, strict=True):
-            _check(self.op, said.name, space, result)
+            _check(f"{said.name} of {self.op.name}", space, device, result)
         for copy, meant in given.back:
             meant.copy_(copy)
         return tuple(result if given.device is None else result.to(given.device) for result in results)
-
-    def _out(self, spaces: Sequence[Space], given: Given) -> Results:
-        devices = [value.device for value in given.arguments.values() if isinstance(value, torch.Tensor)]
-        device = devices[0] if devices else torch.device("cpu")
-        return tuple(torch.empty(space.shape, dtype=space.dtype, device=device) for space in spaces)
 
     # -- within what is declared ---------------------------------------------------------------------------
 
@@ -133,11 +135,8 @@ def _holds(dtype: torch.dtype, tensor: torch.Tensor) -> bool:
     return bool(((back == tensor) | tensor.isnan()).all())
 
 
-def _check(op: Op, name: str, space: Space, result: torch.Tensor) -> None:
-    expected, received = (space.dtype, list(space.shape)), (result.dtype, list(result.shape))
+def _check(what: str, space: Space, device: torch.device, result: torch.Tensor) -> None:
+    expected = f"{space.dtype} {list(space.shape)} on {device.type}"
+    received = f"{result.dtype} {list(result.shape)} on {result.device.type}"
     if expected != received:
-        raise WrongResult(
-            f"{name} of {op.name}",
-            expected=f"{expected[0]} {expected[1]}",
-            received=f"{received[0]} {received[1]}",
-        )
+        raise WrongResult(what, expected=expected, received=received)
