@@ -49,10 +49,11 @@ def drill_of(rehearsal: Rehearsal, calls: int, luck: int, world: str) -> Drill |
 def _effective(rehearsal: Rehearsal) -> Iterator[tuple[str, int]]:
     """Kinds and steps with which old tables are not the new ones."""
     before = (rehearsal.setting.pages_per_lane,) * rehearsal.setting.world_size
-    for number, (step, free) in enumerate(zip(rehearsal.steps, rehearsal.free, strict=True), start=1):
+    steps = zip(rehearsal.steps, rehearsal.free, rehearsal.extends, strict=True)
+    for number, (step, free, extends) in enumerate(steps, start=1):
         if not step.refused and step.name in _ALWAYS_HEARD:
             yield "unheard", number
-            if step.name in ("forward", "decode"):
+            if extends:
                 yield "extent", number
             if free != before:
                 yield "free", number

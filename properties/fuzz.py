@@ -156,7 +156,7 @@ def _drill(drawn: Drawn, calls: int, batch: Batch, worlds: Worlds, tally: Tally)
 def _settings(batch: Batch) -> settings:
     # Without Hypothesis's own shrinking: a history is made smaller as data. What the database has comes
     # first, once a campaign: a batch that passes over what is known would take it for mended, and delete it.
-    # Aiming makes many alike: some of the batches do, the others draw freely, and only theirs are kept.
+    # Aiming makes many alike: a few of the batches do, the others draw freely, and only theirs are kept.
     kept = None if batch.aims else batch.database
     phases = [
         Phase.generate,
@@ -244,7 +244,7 @@ class Campaign:
                 ranks=self.ranks,
                 database=self.database,
                 first=number == 0,
-                aims=number % 3 == 2,
+                aims=number % 5 == 4,
                 kernels=self.kernels,
             )
             number, drawn = number + 1, drawn + examples

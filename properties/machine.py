@@ -25,7 +25,7 @@ from sim.gate.histories import try_history
 from sim.histories.history import History, Step
 from sim.world import World
 
-FEWEST_STEPS, MOST_STEPS = 12, 14  # drawn; an operation of several steps may go beyond
+FEWEST_STEPS, MOST_STEPS = 12, 13  # drawn; an operation of several steps may go beyond
 _OPERATIONS_OF = {"host": HOST_OPERATIONS, "storage": STORAGE_OPERATIONS, "transfer": TRANSFER_OPERATIONS}
 _NEVER_OFF = ("forward", "submit fresh")
 

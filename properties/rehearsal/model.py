@@ -44,7 +44,7 @@ class Model:
 
     def free_pages(self) -> tuple[int, ...]:
         """[W] of each lane."""
-        return tuple(map(self.tables.lanes.free_pages, range(self.W)))
+        return self.tables.lanes.all_free()
 
     def own_pages(self, request: Request, first: int = 0) -> Sequence[int]:
         """Pages of a request from a position on that are not the tree's."""

@@ -29,6 +29,7 @@ class Rehearsal:
         self.findings: list[Finding] = []
         self.marks: set[str] = set()
         self.free: list[tuple[int, ...]] = []  # [steps][W] free pages after each step
+        self.extends: list[bool] = []  # [steps] whether prefill computed rows in it
         self.evictions = 0  # pages that left the tree
         self.crowded = False  # the last step found no pages
         self.of_one_age = 0  # most leaves of one access time that an eviction had to choose from
@@ -65,6 +66,7 @@ class Rehearsal:
         except Exception as crash:  # a wrong engine may do anything
             found = [Finding("crash", "engine", "a result", repr(crash))]
         self.free.append(model.free_pages())
+        self.extends.append(bool(outlook.parts))
         self.findings += [replace(each, where=replace(each.where, step=number)) for each in found]
 
     def _done(self, step: Step, outlook: Outlook) -> tuple[str | None, list[Finding]]:

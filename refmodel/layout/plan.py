@@ -136,30 +136,44 @@ class Plan:
     def halves(self, rank: int) -> tuple[Half, Half]:
         """(prev, next) of a rank. With round-robin all rows are in the first, none in the second."""
         check_in_range(rank, self.grid.world_size, "rank", Where(rank=rank))
+        rows = self._rank_rows[rank]
         if self.split is Split.ROUND_ROBIN:
-            rows = torch.arange(rank, max(rank, self.num_rows), self.grid.world_size)
             valid = len(range(rank, self.real_rows, self.grid.world_size))
             return Half((), rows, valid), Half((), rows[:0], 0)
-        return self._zigzag_half(rank, 0), self._zigzag_half(rank, 1)
+        first, second = self._segments(rank, 0), self._segments(rank, 1)
+        cut = sum(map(len, self._spans(rank, 0)))
+        prev = Half(first, rows[:cut], sum(segment.tokens for segment in first))
+        return prev, Half(second, rows[cut:], sum(segment.tokens for segment in second))
 
-    def _zigzag_half(self, rank: int, which: int) -> Half:
-        segments, pieces = [], []
-        for request, (extent, bounds) in enumerate(zip(self.extents, self.bounds, strict=True)):
+    def _segments(self, rank: int, which: int) -> tuple[Segment, ...]:
+        """Of each request that of a rank's half 0 or 1."""
+        pieces = []
+        for request, bounds in enumerate(self.bounds):
             i = rank_segments(rank, self.grid.world_size, self.rotations[request])[which]
-            segment = Segment(request, bounds[i], bounds[i + 1])
-            first_row = self.row_starts[request] + segment.start - extent.prefix
-            segments.append(segment)
-            pieces.append(torch.arange(first_row, first_row + segment.tokens))
+            pieces.append(Segment(request, bounds[i], bounds[i + 1]))
+        return tuple(pieces)
+
+    def _spans(self, rank: int, which: int) -> list[range]:
+        """The batch rows of a rank's half 0 or 1: of each request, then of the padding."""
+        spans = []
+        for segment, extent, row in zip(
+            self._segments(rank, which), self.extents, self.row_starts, strict=False
+        ):
+            first = row + segment.start - extent.prefix
+            spans.append(range(first, first + segment.tokens))
         if self.padding:
             i = rank_segments(rank, self.grid.world_size)[which]
-            pieces.append(torch.arange(self._padding_bounds[i], self._padding_bounds[i + 1]))
-        rows = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-        return Half(tuple(segments), rows, sum(s.tokens for s in segments))
+            spans.append(range(self._padding_bounds[i], self._padding_bounds[i + 1]))
+        return spans
 
     @cached_property
     def _rank_rows(self) -> tuple[torch.Tensor, ...]:
-        ranks = range(self.grid.world_size)
-        return tuple(torch.cat([half.rows for half in self.halves(rank)]) for rank in ranks)
+        W = self.grid.world_size
+        if self.split is Split.ROUND_ROBIN:
+            return tuple(torch.arange(rank, max(rank, self.num_rows), W) for rank in range(W))
+        spans = [[*self._spans(rank, 0), *self._spans(rank, 1)] for rank in range(W)]
+        rows = _rows_of([span for of_rank in spans for span in of_rank])
+        return tuple(torch.split(rows, [sum(map(len, of_rank)) for of_rank in spans]))
 
     def rows(self, rank: int) -> torch.Tensor:
         """[row_counts[rank]] batch rows of a rank, in local order."""
@@ -206,6 +220,14 @@ class Plan:
     def rerange(self, buffers: torch.Tensor) -> torch.Tensor:
         """Buffers of all ranks [W × max_rank_rows, …] → batch order [num_rows, …]: undoes `take` (S4)."""
         return buffers[self.places.to(buffers.device)]
+
+
+def _rows_of(spans: Sequence[range]) -> torch.Tensor:
+    """[sum of lengths] the rows of all spans, one behind the other."""
+    lengths = torch.tensor([len(span) for span in spans])
+    starts = torch.tensor([span.start for span in spans])
+    behind = lengths.cumsum(0)  # where each ends among all rows
+    return torch.repeat_interleave(starts - behind + lengths, lengths) + torch.arange(int(behind[-1]))
 
 
 def plan_batch(

@@ -24,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 import torch
 
@@ -143,6 +144,14 @@ class Lanes:
     def free_pages(self, lane: int) -> int:
         """Free pages of a lane."""
         return len(self._lane(lane).free)
+
+    def all_free(self) -> tuple[int, ...]:
+        """[W] free pages of each lane."""
+        return tuple(len(lane.free) for lane in self._lanes)
+
+    def next_free(self, lane: int, count: int) -> tuple[int, ...]:
+        """The free pages of a lane that would be taken next, at most ``count``."""
+        return tuple(islice(self._lane(lane).free, count))
 
     def held(self, lane: int) -> int:
         """Pages of a lane that requests hold."""

@@ -33,12 +33,16 @@ class DecodeServer:
         self.lanes = Lanes(self.grid, decode_pages(history))
         self._decodings: dict[str, Decoding] = {}
 
-    def register(self, request: Request) -> Registration:
-        """Pages made ready for all tokens of a request (T4)."""
+    def offer(self, request: Request) -> Registration:
+        """The pages that all tokens of a request would get; nothing is taken yet (T4)."""
         tokens, P = len(request.ids), self.grid.page_size
         needed = num_pages(tokens, P)
         self._require_free(needed, Where())
-        return Registration(request.number, tokens, self.lanes.take([0] * needed), P)
+        return Registration(request.number, tokens, self.lanes.next_free(0, needed), P)
+
+    def make_ready(self, registration: Registration) -> None:
+        """Take the pages that were offered last."""
+        self.lanes.take([0] * len(registration.pages))
 
     def begin(self, name: str, pages: tuple[int, ...], ids: Ids) -> None:
         """A request has arrived whole."""

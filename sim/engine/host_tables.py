@@ -179,7 +179,7 @@ class HostTables:
 
     def _lanes_with_room(self, count: int) -> list[int] | None:
         """The emptiest lanes, page by page; the lowest of equals."""
-        free = [self.lanes.free_pages(lane) for lane in range(self.grid.world_size)]
+        free = list(self.lanes.all_free())
         lanes = []
         for _ in range(count):
             lane = free.index(max(free))

@@ -62,7 +62,7 @@ def play_on(engine: Engine, history: History, rank: int, size: int) -> Played:
         fingerprints=tuple(fingerprints),
         refusals=tuple(refusals),
         rows_checked=engine.storage.rows_checked,
-        free_pages=tuple(engine.tables.lanes.free_pages(lane) for lane in range(size)),
+        free_pages=engine.tables.lanes.all_free(),
     )
 
 

@@ -34,12 +34,12 @@ class Transfers:
 
     def send(self, wanted: Send, request: Request) -> list[Parcel]:
         """The next chunk of a request; with the first, decode makes pages ready for all its tokens (T4)."""
-        decode, transfer = deepcopy((self.decode, self._transfers.get(wanted.request)))
+        begun = self._transfers.get(wanted.request)
         with _named(wanted.request):
-            if transfer is None:
-                transfer = Transfer(request, self.grid, decode.register(request))
+            transfer = deepcopy(begun) or Transfer(request, self.grid, self.decode.offer(request))
             parcels = transfer.send(request, wanted)
-        self.decode = decode
+        if begun is None:
+            self.decode.make_ready(transfer.registration)
         self._keep(wanted.request, request, transfer)
         return parcels
 

@@ -23,8 +23,7 @@ def unexpected(tables: Tables, step: Step) -> Iterator[Finding]:
                 valid,
                 Where(request=name),
             )
-    lanes = range(tables.grid.world_size)
-    free = [tables.lanes.free_pages(lane) for lane in lanes]
+    free = list(tables.lanes.all_free())
     if step.expect.free not in (None, free):
         law = _LAW_OF_FREE_PAGES.get(step.name, "L1")
         yield Finding(law, "free pages, as the history states them", str(step.expect.free), str(free))

@@ -91,7 +91,7 @@ def _line(engine: Engine, lanes: _CountingLanes, number: int, step: Step) -> Ste
         refused=refusal is not None,
         taken=lanes.taken,
         evicted=lanes.evicted,
-        free=[lanes.free_pages(lane) for lane in range(lanes.grid.world_size)],
+        free=list(lanes.all_free()),
     )
 
 
