@@ -27,7 +27,7 @@ from properties.kernels.cases.case import Case
 from properties.kernels.cases.catalogue import CASES
 from properties.kernels.cases.collective import AcrossCase
 from properties.kernels.handling import Handling
-from properties.kernels.selection import corners
+from properties.kernels.selection import corners, fits
 from properties.kernels.speed import Speed, largest, speed
 from properties.kernels.trial import Trial
 from properties.kernels.tried import Attempt, Counterexample, Search, Tried
@@ -180,7 +180,10 @@ class _Work:
         return tried
 
     def _speed(self) -> Speed:
-        cases = [case for case, _ in self.task.only] or corners(self.kind, self.candidate.capabilities)
+        capabilities = self.candidate.capabilities
+        cases = [case for case, _ in self.task.only] or corners(self.kind, capabilities)
+        if self.task.device == "cuda" and not self.task.only:
+            cases = [case for case in (self.kind.large(),) if case and fits(case, capabilities)] or cases
         case = largest(cases)
         with self._announced(case, Handling()):
             return speed(self.candidate, case, self.task.device)

@@ -73,7 +73,11 @@ def check(
     ] = None,
     timed: Annotated[
         bool,
-        typer.Option("--time", help="Time what passes, on its largest corner.", rich_help_panel=_REPORTS),
+        typer.Option(
+            "--time",
+            help="Time what passes, on an input that fills a GPU; on a CPU, on its largest corner.",
+            rich_help_panel=_REPORTS,
+        ),
     ] = False,
     list_only: Annotated[
         bool, typer.Option("--list", help="List the operations, or the contract of --op, and run nothing.")

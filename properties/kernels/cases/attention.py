@@ -191,6 +191,12 @@ class SparseMla(Case):
         return _sparse_mla().map(lambda fields: cls(**fields))
 
     @classmethod
+    def large(cls) -> Self:
+        """Some rows of a long prompt: all heads of a rank, and the keys that an indexer chooses."""
+        latent: dict[str, Any] = {"tiles": 4, "tile": 128, "rope": 64, "sm_scale": 192**-0.5}
+        return cls(counts=(2048,) * 512, keys=131_072, k=2048, heads=16, dtype="bf16", gaps=0, **latent)
+
+    @classmethod
     def huge(cls) -> Self:
         """Rows of 1,152 bytes, some beyond 2³¹."""
         return cls(

@@ -47,6 +47,11 @@ class Case(ABC):
         """A case whose byte offsets exceed 2³¹ (F2), for a GPU; None if the operation computes none."""
         return None
 
+    @classmethod
+    def large(cls) -> Self | None:
+        """What to time on a GPU: enough to fill it, of production's shape; None: the largest corner."""
+        return None
+
     # -- what a declared capability is about ------------------------------------------------------------
 
     @property

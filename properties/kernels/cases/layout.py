@@ -77,6 +77,10 @@ class ZigzagSplit(Case):
                 yield cls(rank=rank, **batch)
 
     @classmethod
+    def large(cls) -> Self:
+        return cls(rank=0, world=8, page=64, prefixes=(0,), tokens=(131_072,), width=576)
+
+    @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
         return grids().flatmap(
             lambda grid: st.builds(
@@ -126,6 +130,10 @@ class Rerange(Case):
     def corners(cls) -> Iterator[Self]:
         for batch in _BATCHES:
             yield cls(**batch)
+
+    @classmethod
+    def large(cls) -> Self:
+        return cls(world=8, page=64, prefixes=(0,), tokens=(131_072,), width=576)
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:

@@ -54,6 +54,10 @@ class _Slots(Case):
         yield cls(world=8, page=64, rank=0, slots=5000, none=3)
 
     @classmethod
+    def large(cls) -> Self:
+        return cls(world=8, page=64, rank=0, slots=1 << 26, none=3)
+
+    @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
         return st.sampled_from(WORLD_SIZES).flatmap(
             lambda world: st.builds(

@@ -105,6 +105,10 @@ class Materialize(Case):
         return grids().flatmap(on)
 
     @classmethod
+    def large(cls) -> Self:
+        return cls(world=8, page=64, valid=(131_072 - 5,), fields=(1152,))
+
+    @classmethod
     def huge(cls) -> Self:
         return cls(world=2, page=64, valid=(6400, 1000), fields=(128, 4), local_pages=_HUGE_PAGES // 2)
 
@@ -169,6 +173,10 @@ class MlaWrite(_Mla):
         )
 
     @classmethod
+    def large(cls) -> Self:
+        return cls(num_slots=1 << 18, rows=1 << 17, width=576)
+
+    @classmethod
     def huge(cls) -> Self:
         return cls(num_slots=_HUGE_SLOTS, rows=4096, width=576, none=3)
 
@@ -204,6 +212,10 @@ class MlaRead(_Mla):
             rows=st.integers(0, 40),
             seed=SEEDS,
         )
+
+    @classmethod
+    def large(cls) -> Self:
+        return cls(num_slots=1 << 18, rows=1 << 17, width=576)
 
     @classmethod
     def huge(cls) -> Self:
@@ -265,6 +277,10 @@ class IndexWrite(_Index):
         yield cls(page=64, local_pages=40, rows=1000, dim=128)
 
     @classmethod
+    def large(cls) -> Self:
+        return cls(page=64, local_pages=1 << 14, rows=1 << 19, dim=128)
+
+    @classmethod
     def huge(cls) -> Self:
         return cls(page=64, local_pages=_HUGE_PAGES, rows=4096, dim=128, none=3)
 
@@ -296,6 +312,10 @@ class IndexRead(_Index):
         yield cls(page=1, local_pages=9, rows=5, dim=8)
         yield cls(page=64, local_pages=3, rows=100, dim=128)
         yield cls(page=64, local_pages=40, rows=2048, dim=128)
+
+    @classmethod
+    def large(cls) -> Self:
+        return cls(page=64, local_pages=1 << 14, rows=1 << 19, dim=128)
 
     @classmethod
     def huge(cls) -> Self:
