@@ -41,7 +41,7 @@ from sim.world import World
 
 BATCH = 50  # histories that a batch may take
 MARKS = (*REHEARSED, *(f"drill: {kind}" for kind in ("die", *KINDS)))
-BUDGETS = {"dev": 100, "ci": 300, "nightly": 20_000}  # histories of a campaign, by profile
+BUDGETS = {"dev": 100, "ci": 1000, "nightly": 20_000}  # histories of a campaign, by profile
 
 
 class Stopped(KeyboardInterrupt):

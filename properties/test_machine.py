@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from properties.command_line import HOLDS, cpkv, refused
 from properties.drawing.service import LAWS
 from properties.found import write_found
-from properties.fuzz import MARKS, Batch, Campaign, Tally, hunt, run_batch
+from properties.fuzz import BUDGETS, MARKS, Batch, Campaign, Tally, hunt, run_batch
 from properties.fuzz_text import progress_line
 from properties.machine import FEWEST_STEPS, Drawn, histories, judge
 from properties.mutants import admission, host, lanes, named_mutant, radix, transfer
@@ -39,7 +39,7 @@ from sim.histories.history import (
 from sim.histories.writing import history_file
 from sim.world import World
 
-CI_BUDGET = 300  # histories within which a mutant must be found
+CI_BUDGET = BUDGETS["ci"]  # histories within which a mutant must be found
 LONGEST = 8  # steps of a history that shows one
 
 # Mutants that no history can show, and why.
@@ -53,8 +53,6 @@ UNREACHABLE = {
     "open-tail-not-counted": "the engine counts new pages by their lanes",
     "tail-page-overwritten": "the engine's slots come from page tables",
     "tail-page-last": "the engine's slots come from page tables",
-    "radix-02": "of bigram trees, which the engine has none of",
-    "page-key-of-p-tokens": "of bigram trees, which the engine has none of",
     "newest-leaf-first": "which leaf goes is the one thing that the model leaves open, and ranks do alike",
     "digest-of-the-first-page": "it blinds the comparison of ranks, which all hold the same tokens",
     "last-page-copied": "the engine asks before it takes pages, so the last page is the tail",

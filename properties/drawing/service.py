@@ -58,8 +58,9 @@ def drawn_service(choices: Choices, ranks: int | None = None) -> tuple[History, 
         settings |= _with_decode(choices)
     if "model" in features:
         settings |= {"model": True, "view": choices.of([*_VIEWS, ViewPath.NONE])}
-    elif choices.once_in(4 if features else 12):
+    elif choices.once_in(4 if features else 6):
         settings |= {"draft_layers": choices.between(1, 2), "layers": 1}
+        settings |= {"bigram": "host" not in features and bool(choices.below(2))}
     if ranks is not None:
         settings["world_size"] = ranks
     return replace(service, **settings), features

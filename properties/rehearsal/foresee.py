@@ -73,9 +73,9 @@ def _of_finish(model: Model, name: str) -> Outlook | None:
     request = model.settled(name)
     if request is None or request.phase is not Phase.READY:
         return None
-    end = int(request.hashes[request.valid - 1])
-    stays = model.setting.hit_mode is HitMode.TOKEN and end not in model.tree.known
-    return _freed(model, [] if stays else request.pages[request.valid // model.P :])
+    end, keys = int(request.hashes[request.valid - 1]), request.valid - model.tree.overlap
+    stays = keys > 0 and model.setting.hit_mode is HitMode.TOKEN and end not in model.tree.known
+    return _freed(model, [] if stays else request.pages[keys // model.P :])
 
 
 def _of_abort(model: Model, name: str) -> Outlook | None:

@@ -14,7 +14,7 @@ MARKS = (
     "backed up", "loaded back", "loaded elsewhere", "host eviction", "prefetched", "part arrived",
     "file spoiled",
     "transfer done", "message lost", "message late", "message repeated", "sent again", "cancelled",
-    "refused while sending", "draft layers", "model",
+    "refused while sending", "draft layers", "hit of pairs", "model",
 )  # fmt: skip
 
 
@@ -52,6 +52,7 @@ def _of_the_step(model: Model, step: Step, outlook: Outlook) -> Iterator[str]:
         "batch": tables > 1,
         "cut by caps": 0 < tables < len(step.forward or ()),
         "chunked": any(part.extent.end < len(model.running[part.name].ids) for part in outlook.parts),
+        "hit of pairs": hit > 0 and model.setting.bigram,
         "draft layers": tables > 0 and model.setting.draft_layers > 0,
         "model": tables > 0 and model.setting.model,
     }

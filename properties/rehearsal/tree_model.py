@@ -1,6 +1,7 @@
 """The tree as the model knows it: which tokens each of its pages stands for (laws L4, L6).
 
-A prefix is known by its hash, so a page is the hashes of the prefixes that end in it.
+A prefix is known by its hash, so a page is the hashes of the prefixes that end in it. With pairs as keys (L8)
+pair i is known with token i + 1: by the hash of the prefix that ends there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class TreeModel:
         self.tree = tree
         self.world_size = world_size
         self.page_size = tree.keys.page_size
+        self.overlap = tree.keys.overlap  # tokens that a key has beyond the first of it
         self.contents: dict[int, tuple[int, ...]] = {}  # page → hashes of the prefixes that end in it
         self._known: frozenset[int] | None = frozenset()  # all of them; None if that is out of date
 
@@ -35,8 +37,9 @@ class TreeModel:
         return self._known
 
     def hit(self, hashes: Sequence[int], tokens: int) -> int:
-        """Tokens of a prompt in cache; only those of the first ``hashes`` are not new to all (L4)."""
-        hit = min(sum(1 for _ in takewhile(self.known.__contains__, hashes)), tokens - 1)
+        """Keys of a prompt in cache; only those of the first ``hashes`` are not new to all (L4)."""
+        keys = hashes[self.overlap :]
+        hit = min(sum(1 for _ in takewhile(self.known.__contains__, keys)), tokens - 1)
         return hit - hit % self.page_size if self.tree.mode is HitMode.PAGE else hit
 
     def by_lane(self, pages: Iterable[int]) -> Counter[int]:
@@ -72,9 +75,10 @@ class TreeModel:
     def learn(self, request: Request, stop: int) -> None:
         """Pages of a request that are the tree's by now, of its first ``stop`` tokens."""
         P, new = self.page_size, {}
+        keys = request.hashes[self.overlap : stop]
         for position, page in enumerate(request.pages):
             if page not in self.contents and self.tree.holds(page):
-                new[page] = tuple(request.hashes[position * P : min((position + 1) * P, stop)].tolist())
+                new[page] = tuple(keys[position * P : (position + 1) * P].tolist())
         if new:
             self.contents |= new
             self._known = None

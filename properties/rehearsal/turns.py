@@ -91,16 +91,19 @@ def _parts(model: Model, names: Sequence[str], extents: Sequence[Extent]) -> tup
 def _with_duplicates(model: Model, free: tuple[int, ...], parts: Sequence[Part]) -> tuple[int, ...]:
     """Plus the pages that are freed at once, as the tree has others for the same tokens (L6)."""
     P, left, inserted = model.P, list(free), set[int]()
+    overlap = model.tree.overlap
     for part in parts:
-        request, first = model.running[part.name], part.extent.prefix // P
+        request, head = model.running[part.name], part.extent.prefix // P
+        first = max(0, part.extent.prefix - overlap) // P  # whole before, but for the next token's part in it
         hashes = request.hashes
         if part.extent.end > len(hashes):
             hashes = prefix_hashes(sampled_id(request.ids, hashes))
-        ends: list[int] = hashes[P - 1 : part.extent.end : P].tolist()
+        ends: list[int] = hashes[P - 1 + overlap : part.extent.end : P].tolist()
         for position, end in enumerate(ends[first:], first):
             if end in model.tree.known or end in inserted:
-                kept = part.keeps_head and position == first
-                page = request.pages[position] if kept else part.lanes[position - first]
-                left[page % len(left)] += 1  # a lane is the owner of all its pages
+                kept = position < head or (part.keeps_head and position == head)
+                page = request.pages[position] if kept else part.lanes[position - head]
+                if not kept or page not in model.tree.contents:
+                    left[page % len(left)] += 1  # a lane is the owner of all its pages
         inserted.update(ends)
     return tuple(left)
