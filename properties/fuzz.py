@@ -121,10 +121,11 @@ def run_batch(batch: Batch, stop: Stop) -> Tally:
             if not findings:
                 _drill(drawn, verdict.calls, batch, worlds, tally)
 
-        hunted = _settings(batch)(given(histories(aimed=batch.aims, ranks=batch.ranks))(judged))
+        # The seed first: it takes the database from the settings that it finds.
+        hunted = seeded(batch.seed)(given(histories(aimed=batch.aims, ranks=batch.ranks))(judged))
         # Flaky: it held when Hypothesis tried it again, as an engine that is not deterministic may.
         with suppress(Stopped, Broken, Flaky):
-            seeded(batch.seed)(hunted)()
+            _settings(batch)(hunted)()
         if broken:
             seed = broken[0].seed
             found = smallest(

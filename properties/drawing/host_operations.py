@@ -99,7 +99,7 @@ def _prefetch(choices: Choices, model: Model) -> list[Step]:
         lanes, count = sorted(set(_host(model).lanes.values())), model.setting.host_pages_per_lane
         steps += [Step(drop_host=DropHost(lane, choices.of([count, 1]))) for lane in lanes[:2]]
     arrived = {}
-    if choices.once_in(3):
+    if choices.once_in(2):
         arrived = {choices.of(sorted(_host(model).files.caches)): choices.below(pages + 1)}
     steps.append(Step(prefetch=Prefetch(name, pages, arrived)))  # type: ignore[arg-type]
     if name in model.running or len(model.running) == MOST_RUNNING:

@@ -24,10 +24,10 @@ LAWS = (
 # How often a service has which features; files on disk and a model take their time.
 _FEATURES: dict[tuple[str, ...], int] = {
     (): 20,
-    ("host",): 20,
+    ("host",): 16,
     ("transfer",): 20,
     ("host", "transfer"): 2,
-    ("host", "storage"): 8,
+    ("host", "storage"): 12,
     ("model",): 1,
     ("host", "model"): 1,
     ("transfer", "model"): 1,

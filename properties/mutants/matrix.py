@@ -110,14 +110,19 @@ def _runs_ranks(proof: Proof) -> bool:
             "test_model.",
             "test_reuse.",
             "test_engine_",
+            "test_machine.",
+            "test_drills.",
+            "test_decoding.",
+            "test_ops_collective.",
+            "test_seams.",
         )
     )
 
 
 def _cost(proof: Proof) -> int:
-    if not hasattr(proof.test, "hypothesis"):
-        return 1
-    return 2 if _runs_ranks(proof) else 0
+    if _runs_ranks(proof):
+        return 2
+    return 0 if hasattr(proof.test, "hypothesis") else 1
 
 
 def _try_property(proof: Proof) -> Kill | None:
