@@ -68,17 +68,18 @@ UNREACHABLE = {
     "finished-half-loaded": "the engine brings all layers before it ends a load",
     "backed-up-at-each-hit": "the host cache leaves out what it has",
     "positions-unchecked": "right senders send each position once",
+    "pages-of-any-size": "a decode server with pages of another size does not start",
     "index-count-unchecked": "right senders send the index pages of their KV pages",
     "last-message-wins": "right senders send one message of a chunk",
 }
-# Mutants that need more histories than that, and why.
+# Mutants that need more histories than that, or more steps, and why.
 RARELY_SHOWN = {
+    "host-02": "needs a page whose index went bad in storage, fetched and asked for again",
     "host-05": "needs a prefetch of pages whose first are on the host, and a prompt that reads them then",
-    "host-06": "one history of a hundred loads into another lane",
+    "host-06": "found, but nine steps: a lane must be full, and what landed in another is read again",
     "pages-by-move-number": "needs a backup of pages whose first are on the host",
     "failed-fill-evicts": "needs a backup for which one lane of the host has room and another has none",
     "storage-asked-for-kv": "ten steps: stored, one file lost, dropped, fetched, evicted, asked for again",
-    "multiples-from-the-prefix": "needs more than a chunk to compute behind a hit inside a page",
     "sent-twice": "decode refuses what follows a last chunk it has heard of: needs one that it has not",
 }
 RARE = {"victims of one age", "part arrived", "loaded elsewhere"}  # not in every few hundred histories
