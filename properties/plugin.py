@@ -24,7 +24,7 @@ pytest_plugins = ["properties.kernels.options"]
 torch.set_num_threads(1)
 
 # Hypothesis would load its own profile where CI is set: the same 100 examples for ever, nothing saved.
-settings.register_profile("dev", deadline=None, max_examples=60)
+settings.register_profile("dev", deadline=None, max_examples=40)
 settings.register_profile(
     "ci", deadline=None, max_examples=150, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
