@@ -19,11 +19,11 @@ from sim.engine.request import Request
 class TreeModel:
     """Pages of a tree by what they hold. :meth:`forget` and :meth:`learn` change it, after each step."""
 
-    def __init__(self, tree: RadixTree, world_size: int) -> None:
+    def __init__(self, tree: RadixTree, world_size: int, *, bigram: bool = False) -> None:
         self.tree = tree
         self.world_size = world_size
         self.page_size = tree.keys.page_size
-        self.overlap = tree.keys.overlap  # tokens that a key has beyond the first of it
+        self.overlap = int(bigram)  # tokens that a key has beyond the first of it
         self.contents: dict[int, tuple[int, ...]] = {}  # page → hashes of the prefixes that end in it
         self._known: frozenset[int] | None = frozenset()  # all of them; None if that is out of date
 
