@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from properties.rehearsal import Rehearsal
 from refmodel.errors import Finding, InvalidInput, Where
 from sim.engine.stale import KINDS, Stale
 from sim.faults.fault import Fault
-from sim.gate.histories import HistoryVerdict, try_history, try_stale
-from sim.gate.judge import INFRASTRUCTURE
+from sim.gate.histories import try_history, try_stale
 from sim.gate.setting import Setting
+from sim.gate.verdict import INFRASTRUCTURE, Verdict
 from sim.histories.history import History
 from sim.world import World
 
@@ -69,7 +70,7 @@ def unnoticed(world: World, history: History, drill: Drill) -> tuple[Finding, ..
     return tuple(_of_a_death(verdict, drill, time.monotonic() - start))
 
 
-def _of_old_tables(verdict: HistoryVerdict, drill: Stale) -> Iterator[Finding]:
+def _of_old_tables(verdict: Verdict[Any], drill: Stale) -> Iterator[Finding]:
     if not verdict.findings or verdict.findings[0].law == INFRASTRUCTURE:
         received = verdict.findings[0].what if verdict.findings else "nothing"
         yield Finding(
@@ -77,7 +78,7 @@ def _of_old_tables(verdict: HistoryVerdict, drill: Stale) -> Iterator[Finding]:
         )
 
 
-def _of_a_death(verdict: HistoryVerdict, drill: Fault, seconds: float) -> Iterator[Finding]:
+def _of_a_death(verdict: Verdict[Any], drill: Fault, seconds: float) -> Iterator[Finding]:
     named = [finding for finding in verdict.findings if finding.where.rank == drill.rank]
     if not named:
         received = verdict.findings[0].received if verdict.findings else "nothing"

@@ -30,10 +30,10 @@ from properties.machine import Broken, Drawn, aim, histories
 from properties.rehearsal import MARKS as REHEARSED
 from refmodel.errors import InvalidInput
 from sim.engine.stale import KINDS
-from sim.gate.histories import HistoryVerdict, try_history
-from sim.gate.judge import INFRASTRUCTURE
+from sim.gate.histories import try_history
 from sim.gate.runs import Worlds
 from sim.gate.setting import Setting
+from sim.gate.verdict import INFRASTRUCTURE, Verdict
 from sim.histories.history import History
 from sim.kernels.loading import Named
 from sim.kernels.uses import NO_USES, Uses, sum_of
@@ -186,7 +186,7 @@ def _world(kind: str, size: int, seed: int, worlds: Worlds) -> Iterator[World]:
         yield world
 
 
-def _play(history: History, kind: str, seed: int, worlds: Worlds) -> HistoryVerdict:
+def _play(history: History, kind: str, seed: int, worlds: Worlds) -> Verdict[Any]:
     """What the ranks make of a history."""
     with _world(kind, history.world_size, seed, worlds) as world:
         return try_history(world, history, worlds.setting)

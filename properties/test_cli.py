@@ -27,6 +27,7 @@ from sim.gate import campaign
 from sim.gate.marks import MARKS
 from sim.gate.record import Entry
 from sim.gate.traces import TraceRun, run_trace
+from sim.gate.verdict import Verdict
 from sim.report.console import LOG_COLUMNS
 from sim.world import World
 
@@ -258,8 +259,9 @@ def test_a_trace_is_the_same_on_processes() -> None:
 
 
 def test_a_trace_that_is_another_on_another_world_breaks_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_differently(run: TraceRun, world: World, *told: Any) -> Entry:
-        return msgspec.structs.replace(run_trace(run, world, *told), digest=run.world)
+    def run_differently(run: TraceRun, world: World, *told: Any) -> tuple[Entry, Verdict[Any]]:
+        entry, verdict = run_trace(run, world, *told)
+        return msgspec.structs.replace(entry, digest=run.world), verdict
 
     monkeypatch.setattr(campaign, "run_trace", run_differently)
     worlds = ("--world", "lockstep:2", "--world", "lockstep:3")

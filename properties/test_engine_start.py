@@ -18,7 +18,7 @@ from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Grid
 from refmodel.serving.host_layouts import FITTING, CopyEngine, HostLayout
 from sim.cases.library import catalogue, parse_scenario
-from sim.engine.start import Refusal
+from sim.engine.start import Refusal, Started
 from sim.gate.histories import judge_start, try_history
 from sim.gate.runs import run_scenario
 from sim.histories.history import History, Send, Step, Submit
@@ -99,9 +99,10 @@ def test_a_server_that_starts_all_the_same_is_found(mutant: str, name: str) -> N
 def test_ranks_that_do_not_refuse_alike_are_found() -> None:
     history = history_named("transfer/a-backend-of-slices")
     refusal = Refusal("backend", "it slices")
-    assert not list(judge_start(history, [refusal, refusal]))
+    right = Started(refusal)
+    assert not list(judge_start(history, [right, right]))
     for other in (None, Refusal("split", "it is round"), replace(refusal, text="another")):
-        (finding,) = judge_start(history, [refusal, other])
+        (finding,) = judge_start(history, [right, Started(other)])
         assert (finding.law, finding.where.rank) == ("X1", 1)
 
 

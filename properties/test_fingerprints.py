@@ -12,7 +12,7 @@ PROGRAM = """\
 import sys
 from sim.cases.library import find_scenarios
 from sim.engine.play import play
-from sim.gate.judge import fallbacks_unwarned
+from sim.gate.verdict import fallbacks_unwarned
 from sim.world import World
 
 (history,) = find_scenarios(sys.argv[1])

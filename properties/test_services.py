@@ -24,15 +24,16 @@ from sim.cases.trace import BLOCK, Request, distinct_pages, generate_trace, read
 from sim.engine.driver import Driver
 from sim.engine.engine import Engine
 from sim.engine.play import attempt
-from sim.engine.serve import Tally
-from sim.gate.services import ServiceVerdict, percent, try_service
+from sim.engine.serve import Served, Tally
+from sim.gate.services import percent, try_service
+from sim.gate.verdict import Verdict
 from sim.histories.history import History, Submit
 from sim.world import World
 
 SMALL = 5  # requests of a trace that a property serves
 
 
-def _served(service: Service, seed: int = 0) -> ServiceVerdict:
+def _served(service: Service, seed: int = 0) -> Verdict[Served]:
     with World.lockstep(service.setting.world_size, seed=seed) as world:
         return try_service(world, service)
 
@@ -40,7 +41,7 @@ def _served(service: Service, seed: int = 0) -> ServiceVerdict:
 def _tally(service: Service) -> Tally:
     verdict = _served(service)
     assert verdict.findings == ()
-    return verdict.served[0].tally
+    return verdict.said[0].tally
 
 
 def _pool(requests: Sequence[Request], more: int, **sizes: Any) -> Service:
@@ -83,8 +84,8 @@ def test_every_request_is_served_and_nothing_stays(service: Service) -> None:
 @settings(max_examples=2)
 def test_a_service_depends_on_no_schedule_of_ranks(service: Service, seed: int) -> None:
     one, other = _served(service), _served(service, seed)
-    assert [each.digest for each in one.served] == [each.digest for each in other.served]
-    assert [each.tally for each in one.served] == [each.tally for each in other.served]
+    assert [each.digest for each in one.said] == [each.digest for each in other.said]
+    assert [each.tally for each in one.said] == [each.tally for each in other.said]
 
 
 def test_a_prompt_comes_back_from_wherever_it_is_left() -> None:

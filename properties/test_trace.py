@@ -44,7 +44,7 @@ def _run(
 ) -> Entry:
     run = TraceRun("hand-made", requests, f"lockstep:{world_size}", page_size, rotation, Setting(seed))
     with run.open_world() as world:
-        return run_trace(run, world)
+        return run_trace(run, world)[0]
 
 
 # -- reading -----------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_progress_ticks_once_a_request() -> None:
     ticks: list[None] = []
     run = TraceRun("hand-made", generate_trace(5), "lockstep:3", 64, "none")
     with World.lockstep(3) as world:
-        assert run_trace(run, world, lambda: ticks.append(None)).held
+        assert run_trace(run, world, lambda: ticks.append(None))[0].held
     assert len(ticks) == 5
 
 

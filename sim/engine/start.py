@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.distributed as dist
 
@@ -20,10 +21,20 @@ class Refusal:
     text: str
 
 
-def start(group: dist.ProcessGroup, history: History) -> Refusal | None:
-    """Start the server of this rank, and stop it: None, or why it does not start."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What one rank says of a start. It has read nothing."""
+
+    refusal: Refusal | None  # None: it starts
+
+    digest: ClassVar[str] = ""
+    rows_checked: ClassVar[int] = 0
+
+
+def start(group: dist.ProcessGroup, history: History) -> Started:
+    """Start the server of this rank, and stop it."""
     try:
         Engine(history, group.rank(), group).close()
     except InvalidInput as refused:
-        return Refusal(key_of(refused), str(refused))
-    return None
+        return Started(Refusal(key_of(refused), str(refused)))
+    return Started(None)

@@ -119,10 +119,13 @@ def _run_traces(campaign: Campaign, tick: Tick, heard: _Heard) -> Iterator[Entry
     for trace in campaign.traces:
         with trace.open_world() as world:
             told = partial(tick, f"trace on {trace.world}")
-            if isinstance(trace, ServiceRun):
-                entry = run_service(trace, world, told, heard.timed, heard.uses)
-            else:
-                entry = run_trace(trace, world, told, heard.timed, heard.uses)
+            entry, verdict = (
+                run_service(trace, world, told)
+                if isinstance(trace, ServiceRun)
+                else run_trace(trace, world, told)
+            )
+        heard.uses.append(verdict.uses)
+        heard.timed.append(timed_run(f"trace {trace.source}", trace.world, verdict.spans))
         first = first or entry
         yield _agreeing(entry, first)
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
-import torch.distributed as dist
-
-from refmodel.collectives import Call
 from refmodel.errors import Finding, Where
 from sim.engine.play import Played, play
 from sim.engine.stale import Stale, play_stale
-from sim.engine.start import Refusal, start
-from sim.failures import RunFailed, WorldUnavailable
-from sim.gate.judge import fallbacks_unwarned, finding_of, folded, run_quietly
+from sim.engine.start import Started, start
 from sim.gate.setting import PLAIN, Setting
+from sim.gate.verdict import Verdict, folded, try_program
 from sim.histories.history import History
-from sim.kernels.uses import NO_USES, Uses
-from sim.surface.group import Span
 from sim.world import World
 
 T = TypeVar("T")
@@ -27,97 +19,42 @@ T = TypeVar("T")
 REFUSAL = "refusal"  # stands where a law would: which one a refusal is about, only its text says
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HistoryVerdict:
-    """What came of a history."""
-
-    findings: tuple[Finding, ...]
-    played: tuple[Played, ...] = ()  # of each rank; none if the run ended without results
-    ledgers: tuple[tuple[Call, ...], ...] = ((),)
-    spans: tuple[tuple[Span, ...], ...] = ()
-    schedule: str = ""  # the token that replays it; of lockstep only
-    retried: bool = False
-    uses: Uses = NO_USES  # of kernels, by all ranks
-
-    fallbacks = 0  # a history does not say how rows are written
-
-    @property
-    def digest(self) -> str:
-        """Of every view: the same on every rank, world and run; empty if there is none."""
-        return self.played[0].digest if self.played else ""
-
-    @property
-    def rows_checked(self) -> int:
-        return sum(each.rows_checked for each in self.played)
-
-    @property
-    def calls(self) -> int:
-        """Collectives that a rank issued."""
-        return len(self.ledgers[0])
-
-
-def try_history(world: World, history: History, setting: Setting = PLAIN) -> HistoryVerdict:
+def try_history(
+    world: World, history: History, setting: Setting = PLAIN
+) -> Verdict[Played] | Verdict[Started]:
     """Play a history and judge it. A run that fails is a finding; a world that is missing is an error.
 
     A history that is to be refused at the start plays no step.
     """
     if history.refused_at_start is not None:
-        return _tried(world, start, history, setting, partial(judge_start, history))
-    return _tried(world, _play_unwarned, history, setting, partial(judge_history, history))
+        return try_program(world, start, history, lambda run: judge_start(history, run.results), setting)
+    return try_program(world, play, history, lambda run: judge_history(history, run.results), setting)
 
 
-def try_stale(world: World, history: History, stale: Stale) -> HistoryVerdict:
+def try_stale(world: World, history: History, stale: Stale) -> Verdict[Played]:
     """Play a history in which one rank's tables are old, and judge it: it must not hold (L7)."""
-    judge = partial(judge_history, history)
-    return _tried(world, _play_stale_unwarned, (history, stale), PLAIN, judge)
+    drill = (history, stale)
+    return try_program(world, play_stale, drill, lambda run: judge_history(history, run.results))
 
 
-def _tried(
-    world: World,
-    program: Callable[[dist.ProcessGroup, Any], T],
-    argument: object,
-    setting: Setting,
-    judge: Callable[[Sequence[T]], Iterator[Finding]],
-) -> HistoryVerdict:
-    try:
-        run, uses = run_quietly(world, program, argument, setting)
-    except WorldUnavailable:
-        raise
-    except RunFailed as failure:
-        return HistoryVerdict((finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
-    played = tuple(each for each in run.results if isinstance(each, Played))
-    findings = tuple(judge(run.results))
-    return HistoryVerdict(findings, played, run.ledgers, run.spans, run.schedule, run.retried, uses)
-
-
-def judge_start(history: History, refusals: Sequence[Refusal | None]) -> Iterator[Finding]:
+def judge_start(history: History, started: Sequence[Started]) -> Iterator[Finding]:
     """Every rank's server must refuse the setting that the history names, for one reason (X1)."""
     expected = f"a refusal of {history.refused_at_start}"
-    for rank, refusal in enumerate(refusals):
+    for rank, refusal in enumerate(each.refusal for each in started):
         if refusal is None or refusal.setting != history.refused_at_start:
             received = refusal.text if refusal else "none: it starts"
             yield Finding("X1", "start of the server", expected, received, Where(rank=rank))
             return
-    odd = _unlike_the_first(refusals)
+    odd = _unlike_the_first(started)
     if odd:
         yield Finding(
             "X1", "start of the server", "rank 0's refusal", f"another on ranks {odd}", Where(rank=odd[0])
         )
 
 
-def _play_unwarned(group: dist.ProcessGroup, history: History) -> Played:
-    with fallbacks_unwarned():
-        return play(group, history)
-
-
-def _play_stale_unwarned(group: dist.ProcessGroup, drill: tuple[History, Stale]) -> Played:
-    with fallbacks_unwarned():
-        return play_stale(group, drill)
-
-
 def judge_history(history: History, played: Sequence[Played]) -> Iterator[Finding]:
     """What ranks found, then where they did not do alike, then what was refused and should not, or not."""
-    yield from folded([*dict.fromkeys(finding for each in played for finding in each.findings)])
+    yield from folded(finding for each in played for finding in each.findings)
     yield from _drift(history, played)
     odd = [each.rank for each in played if each.digest != played[0].digest]
     if odd:

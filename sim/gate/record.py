@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import PurePath
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,10 +17,11 @@ from refmodel.errors import Finding
 from refmodel.laws import LAWS
 from sim.cases.library import theme_of
 from sim.gate.histories import REFUSAL
-from sim.gate.judge import INFRASTRUCTURE
 from sim.gate.kernels import KernelUses
 from sim.gate.marks import MARKS
 from sim.gate.runs import Outcome
+from sim.gate.setting import Setting
+from sim.gate.verdict import INFRASTRUCTURE, Verdict
 
 SCHEMA = 1
 
@@ -154,6 +156,59 @@ def broken(finding: Finding) -> Broken:
         expected=finding.expected,
         received=finding.received,
         where={name: value for name, value in asdict(finding.where).items() if value is not None},
+    )
+
+
+class TracedRun(Protocol):
+    """A trace on a world."""
+
+    @property
+    def source(self) -> str:
+        """A file, or what stands for one."""
+
+    @property
+    def world(self) -> str: ...
+
+    @property
+    def setting(self) -> Setting: ...
+
+    @property
+    def replay(self) -> str:
+        """The one line that runs this again."""
+
+
+def entry_of_trace(
+    run: TracedRun,
+    verdict: Verdict[Any],
+    *,
+    title: str,
+    laws: list[str],
+    seconds: float,
+    fallbacks: int = 0,
+    trace: TraceNumbers | None = None,
+    service: ServiceNumbers | None = None,
+) -> Entry:
+    """The record of a trace, with the numbers of how it was run."""
+    return Entry(
+        theme="trace",
+        name=PurePath(run.source).stem,
+        file=run.source,
+        title=title,
+        laws=laws,
+        world=run.world,
+        seed=run.setting.seed,
+        schedule=verdict.schedule,
+        retried=verdict.retried,
+        seconds=round(seconds, 6),
+        rows_checked=verdict.rows_checked,
+        collectives=verdict.calls,
+        fallbacks=fallbacks,
+        digest=verdict.digest,
+        replay=run.replay,
+        findings=[broken(finding) for finding in verdict.findings],
+        held=not verdict.findings,
+        trace=trace,
+        service=service,
     )
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 from refmodel.errors import Finding, InvalidInput
 from refmodel.layout.ownership import current_slots
@@ -16,10 +17,11 @@ from sim.cases.case import Case
 from sim.cases.expect import check_expectations
 from sim.cases.library import AnyScenario
 from sim.cases.scenario import Scenario
-from sim.gate.histories import HistoryVerdict, try_history
-from sim.gate.judge import Verdict, try_case
+from sim.gate.histories import try_history
+from sim.gate.judge import fallbacks_of, try_case
 from sim.gate.marks import marks_of
 from sim.gate.setting import PLAIN, Setting, kind_and_size
+from sim.gate.verdict import Verdict
 from sim.histories.history import History
 from sim.kernels.uses import NO_USES, Uses
 from sim.surface.group import Span
@@ -123,12 +125,13 @@ def run_scenario(scenario: AnyScenario, world: World, setting: Setting = PLAIN) 
     """Run one scenario on the world, and judge it."""
     start = time.perf_counter()
     if isinstance(scenario, History):
-        findings, marks = list[Finding](), frozenset[str]()
-        verdict: Verdict | HistoryVerdict = try_history(world, scenario, setting)
+        findings, marks, fallbacks = list[Finding](), frozenset[str](), 0
+        verdict: Verdict[Any] = try_history(world, scenario, setting)
     else:
         case = build_case(scenario)
         findings, marks = list(check_expectations(scenario, case)), frozenset(_marks(case))
         verdict = try_case(world, case, setting)
+        fallbacks = fallbacks_of(verdict)
     return Outcome(
         scenario=scenario,
         world=str(world),
@@ -140,7 +143,7 @@ def run_scenario(scenario: AnyScenario, world: World, setting: Setting = PLAIN) 
         seconds=time.perf_counter() - start,
         rows_checked=verdict.rows_checked,
         calls=verdict.calls,
-        fallbacks=verdict.fallbacks,
+        fallbacks=fallbacks,
         marks=marks,
         spans=verdict.spans,
         uses=verdict.uses,

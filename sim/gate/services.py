@@ -6,24 +6,17 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
-
-import torch.distributed as dist
 
 from refmodel.collectives import Call
 from refmodel.errors import Finding, InvalidInput, Where
 from sim.cases.service import Service, trace_service
 from sim.cases.trace import Request
 from sim.engine.serve import LEAVES, Served, Tally, serve
-from sim.failures import RunFailed, WorldUnavailable
 from sim.gate.histories import REFUSAL
-from sim.gate.judge import fallbacks_unwarned, finding_of, folded, run_quietly
-from sim.gate.record import Entry, ServiceNumbers, broken
+from sim.gate.record import Entry, ServiceNumbers, entry_of_trace
 from sim.gate.setting import PLAIN, Setting
 from sim.gate.traces import DEFAULT_PAGE, read_source, sized
-from sim.kernels.uses import NO_USES, Uses
-from sim.surface.group import Span
-from sim.timeline import Timed, timed_run
+from sim.gate.verdict import Verdict, folded, try_program
 from sim.world import Watch, World
 
 DEFAULT_CHUNK = 8192
@@ -65,41 +58,16 @@ class ServiceRun:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ServiceVerdict:
-    """What came of a service."""
-
-    findings: tuple[Finding, ...]
-    served: tuple[Served, ...] = ()  # of each rank; none if the run ended without results
-    ledger: tuple[Call, ...] = ()  # of rank 0
-    spans: tuple[tuple[Span, ...], ...] = ()
-    schedule: str = ""
-    retried: bool = False
-    uses: Uses = NO_USES
-
-
 def try_service(
     world: World, service: Service, setting: Setting = PLAIN, watch: Watch | None = None
-) -> ServiceVerdict:
+) -> Verdict[Served]:
     """Serve a trace and judge it. A run that fails is a finding; a world that is missing is an error."""
-    try:
-        run, uses = run_quietly(world, _serve_unwarned, service, setting, watch)
-    except WorldUnavailable:
-        raise
-    except RunFailed as failure:
-        return ServiceVerdict((finding_of(failure),), spans=failure.spans, schedule=failure.schedule)
-    findings = tuple(judge_service(run.results))
-    return ServiceVerdict(findings, run.results, run.ledgers[0], run.spans, run.schedule, run.retried, uses)
-
-
-def _serve_unwarned(group: dist.ProcessGroup, service: Service) -> Served:
-    with fallbacks_unwarned():
-        return serve(group, service)
+    return try_program(world, serve, service, lambda run: judge_service(run.results), setting, watch)
 
 
 def judge_service(served: Sequence[Served]) -> Iterator[Finding]:
     """What ranks found, and where they did not do alike."""
-    yield from folded([*dict.fromkeys(finding for each in served for finding in each.findings)])
+    yield from folded(finding for each in served for finding in each.findings)
     for what, law, values in (
         ("digest of all views", "V1", [each.digest for each in served]),
         ("numbers of the service", "L7", [each.tally for each in served]),
@@ -116,14 +84,8 @@ def run_service(
     run: ServiceRun,
     world: World,
     tick: Callable[[], None] = lambda: None,
-    timed: list[Timed] | None = None,
-    uses: list[Uses] | None = None,
-) -> Entry:
-    """Serve a trace, and record it.
-
-    ``tick`` is called when a request has finished; ``timed`` is given the spans of the run, ``uses`` those of
-    kernels.
-    """
+) -> tuple[Entry, Verdict[Served]]:
+    """Serve a trace, judge it and record it. ``tick`` is called when a request has finished."""
     start = time.perf_counter()
 
     def watch(rank: int, call: Call) -> None:
@@ -131,30 +93,15 @@ def run_service(
             tick()
 
     verdict = try_service(world, run.service, run.setting, watch)
-    if timed is not None:
-        timed.append(timed_run(f"trace {run.source}", run.world, verdict.spans))
-    if uses is not None:
-        uses.append(verdict.uses)
-    return Entry(
-        theme="trace",
-        name=PurePath(run.source).stem,
-        file=run.source,
+    entry = entry_of_trace(
+        run,
+        verdict,
         title=f"{len(run.requests)} requests through the serving engine",
         laws=run.service.setting.laws,
-        world=run.world,
-        seed=run.setting.seed,
-        schedule=verdict.schedule,
-        retried=verdict.retried,
-        seconds=round(time.perf_counter() - start, 6),
-        rows_checked=sum(each.rows_checked for each in verdict.served),
-        collectives=len(verdict.ledger),
-        fallbacks=0,
-        digest=verdict.served[0].digest if verdict.served else "",
-        replay=run.replay,
-        findings=[broken(finding) for finding in verdict.findings],
-        held=not verdict.findings,
-        service=_numbers(run, verdict.served[0].tally) if verdict.served else None,
+        seconds=time.perf_counter() - start,
+        service=_numbers(run, verdict.said[0].tally) if verdict.said else None,
     )
+    return entry, verdict
 
 
 def _numbers(run: ServiceRun, tally: Tally) -> ServiceNumbers:

@@ -6,16 +6,16 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from refmodel.collectives import Call
 from refmodel.errors import InvalidInput
 from sim.cases.trace import Request, Rotation, TraceCase, generate_trace, read_trace, trace_case
-from sim.gate.judge import try_case
-from sim.gate.record import Entry, TraceNumbers, broken
+from sim.gate.judge import fallbacks_of, try_case
+from sim.gate.record import Entry, TraceNumbers, entry_of_trace
 from sim.gate.setting import PLAIN, Setting, kind_and_size
-from sim.kernels.uses import Uses
-from sim.timeline import Timed, timed_run
+from sim.gate.verdict import Verdict
+from sim.serving.report import RankReport
 from sim.world import World
 
 EMBEDDED = "embedded"
@@ -69,14 +69,8 @@ def run_trace(
     run: TraceRun,
     world: World,
     tick: Callable[[], None] = lambda: None,
-    timed: list[Timed] | None = None,
-    uses: list[Uses] | None = None,
-) -> Entry:
-    """Plan a trace, serve it, judge it.
-
-    ``tick`` is called when rank 0 begins the view of a request; ``timed`` is given the spans of the run,
-    ``uses`` those of kernels.
-    """
+) -> tuple[Entry, Verdict[RankReport]]:
+    """Plan a trace, serve it, judge it and record it. ``tick``: rank 0 begins the view of a request."""
     start = time.perf_counter()
     trace = trace_case(
         run.requests,
@@ -91,30 +85,16 @@ def run_trace(
             tick()
 
     verdict = try_case(world, trace.case, run.setting, watch)
-    if timed is not None:
-        timed.append(timed_run(f"trace {run.source}", run.world, verdict.spans))
-    if uses is not None:
-        uses.append(verdict.uses)
-    return Entry(
-        theme="trace",
-        name=PurePath(run.source).stem,
-        file=run.source,
+    entry = entry_of_trace(
+        run,
+        verdict,
         title=f"{trace.requests} requests at full length",
         laws=["V1", "V6", "V8", "O3"],
-        world=run.world,
-        seed=run.setting.seed,
-        schedule=verdict.schedule,
-        retried=verdict.retried,
-        seconds=round(time.perf_counter() - start, 6),
-        rows_checked=verdict.rows_checked,
-        collectives=verdict.calls,
-        fallbacks=verdict.fallbacks,
-        digest=verdict.digest,
-        replay=run.replay,
-        findings=[broken(finding) for finding in verdict.findings],
-        held=not verdict.findings,
+        seconds=time.perf_counter() - start,
+        fallbacks=fallbacks_of(verdict),
         trace=_numbers(run, trace, verdict.ledgers),
     )
+    return entry, verdict
 
 
 def _numbers(run: TraceRun, trace: TraceCase, ledgers: Sequence[Sequence[Call]]) -> TraceNumbers:

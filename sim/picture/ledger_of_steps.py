@@ -18,7 +18,7 @@ from sim.engine.engine import Engine
 from sim.engine.play import apply
 from sim.engine.start import start
 from sim.engine.tables import Tables
-from sim.gate.judge import fallbacks_unwarned
+from sim.gate.verdict import fallbacks_unwarned
 from sim.histories.history import History, Step
 from sim.world import World
 
@@ -68,7 +68,7 @@ def ledger_of_steps(history: History) -> list[StepLine]:
 
 def _narrate(group: dist.ProcessGroup, history: History) -> list[StepLine]:
     if history.refused_at_start is not None:
-        refusal = start(group, history)
+        refusal = start(group, history).refusal
         text = refusal.text if refusal else "the server starts"
         return [StepLine(0, "start", text, refusal is not None, taken=[], evicted=[], free=[])]
     with closing(Engine(history, group.rank(), group)) as engine:

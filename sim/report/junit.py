@@ -6,8 +6,8 @@ import re
 from itertools import groupby
 from xml.etree import ElementTree as ET
 
-from sim.gate.judge import INFRASTRUCTURE
 from sim.gate.record import Entry, Report
+from sim.gate.verdict import INFRASTRUCTURE
 from sim.report.text import finding_lines, headline
 
 # XML 1.0 has no way to write these.
