@@ -12,7 +12,7 @@ from rich.text import Text
 from properties.found import Found, write_found
 from properties.fuzz import MARKS, Tally
 from sim.gate.record import broken
-from sim.report.text import BROKE, HELD, finding_lines, headline
+from sim.report.text import BROKE, HELD, finding_lines, headline, print_pairs
 
 _QUIET_SECONDS = 5.0  # between two lines of progress
 
@@ -51,11 +51,7 @@ def print_found(found: Found, out: Path, console: Console) -> None:
     console.print(Text(headline(record), BROKE[1]))
     steps = len(found.history.history)
     pairs = [*finding_lines(record), ("history", f"{out / found.file_name}, {steps} steps")]
-    for name, value in [*pairs, ("replay", found.replay(out))]:
-        first, *more = value.splitlines()
-        console.print(f"  {name:<12}  {first}", soft_wrap=True)
-        for line in more:
-            console.print(f"  {'':<12}  {line}", soft_wrap=True)
+    print_pairs([*pairs, ("replay", found.replay(out))], console)
     console.print()
 
 

@@ -1,19 +1,18 @@
-"""What holds of every operation, its cases and its adversaries."""
+"""What a judge says of a kernel on a case, and which cases to ask about."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 from hypothesis import strategies as st
 
-from properties.kernels.adversaries.adversary import Adversary
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.catalogue import CASES
 from refmodel.errors import Finding
-from refmodel.ops.op import Arguments, Op
+from refmodel.ops.op import Arguments, Kind, Op, Results
+from refmodel.storage.codecs import as_bytes
 
 
 def any_case(op: Op) -> st.SearchStrategy[Any]:
@@ -27,40 +26,33 @@ def copied(arguments: Arguments) -> dict[str, Any]:
     }
 
 
-def judged(op: Op, function: Any, case: Case) -> Finding | None:
-    """What the judge says of a function on a case."""
-    arguments, mine, right = (case.arguments() for _ in range(3))
-    received = op.outcome(mine, function(**mine) or ())
-    return op.judge(arguments, received, op.outcome(right, op.reference(**right)))
+def given_as(op: Op, arguments: Arguments, index: torch.dtype) -> dict[str, Any]:
+    """The arguments with indices of a type."""
+    kinds = {argument.name: argument.kind for argument in op.arguments}
+    return {
+        name: value.to(index) if kinds[name] is Kind.INDEX else value for name, value in arguments.items()
+    }
 
 
-def check_is_a_value(case: Case) -> None:
-    """The same arguments at every call, and the same case from its JSON and from its fields."""
-    first, second = case.arguments(), case.arguments()
-    assert list(first) == [argument.name for argument in case.op.arguments]
-    for name, value in first.items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(value, second[name], rtol=0, atol=0, equal_nan=True)
-        else:
-            assert value == second[name]
-    assert msgspec.json.decode(msgspec.json.encode(case), type=type(case)) == case
-    assert type(case)(**asdict(case)) == case
-
-
-def check_promises(case: Case) -> None:
-    """Results have the spaces that were promised, and what is not to be written is as it was."""
-    arguments, before = case.arguments(), case.arguments()
-    spaces = case.op.spaces(**arguments)
-    results = case.op.reference(**arguments)
+def judged(case: Case, kernel: Callable[..., Any], index: torch.dtype = torch.int64) -> Finding | None:
+    """What a judge says of a kernel, with arguments of its own; results have the shapes that they should."""
+    op = case.op
+    before, mine, others = (given_as(op, case.arguments(), index) for _ in range(3))
+    results = as_results(op, kernel(**mine))
+    spaces = op.spaces(**before)
     assert [(tuple(r.shape), r.dtype) for r in results] == [(space.shape, space.dtype) for space in spaces]
-    for name in set(arguments) - set(case.op.written):
-        if isinstance(value := arguments[name], torch.Tensor):
-            torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+    return op.judge(before, op.outcome(mine, results), op.outcome(others, op.reference(**others)))
 
 
-def check_caught(adversary: Adversary) -> None:
-    """Some corner tells, and the first that does names the law."""
-    op, corners = CASES[adversary.op].op, CASES[adversary.op].corners()
-    found = next(filter(None, (judged(op, adversary.function, case) for case in corners)), None)
-    assert found is not None
-    assert found.law == adversary.law
+def as_results(op: Op, returned: Any) -> Results:
+    if not op.results:
+        return ()
+    return tuple(returned) if isinstance(returned, tuple) else (returned,)
+
+
+def bits(arguments: Arguments) -> dict[str, Any]:
+    """Of tensors their bytes, so that NaN equals itself."""
+    return {
+        name: as_bytes(value[None]).tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }

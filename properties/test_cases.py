@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,21 +17,13 @@ from properties.kernels.cases.case import Case
 from properties.kernels.cases.catalogue import CASES
 from properties.mutants import named_mutant
 from properties.mutants.mutant import Mutant
-from refmodel.errors import Finding, InvalidInput
+from properties.op_checks import bits, given_as, judged
+from refmodel.errors import InvalidInput
 from refmodel.ops.catalogue import OPS
-from refmodel.ops.op import Arguments, Kind, Op, Results
-from refmodel.storage.codecs import as_bytes
+from refmodel.ops.op import Op
 
 INDEX = (torch.int64, torch.int32)
 ALONE = tuple(kind for kind in CASES.values() if not kind.op.collective)
-
-
-def given_as(op: Op, arguments: Arguments, index: torch.dtype) -> dict[str, Any]:
-    """The arguments with indices of a type."""
-    kinds = {argument.name: argument.kind for argument in op.arguments}
-    return {
-        name: value.to(index) if kinds[name] is Kind.INDEX else value for name, value in arguments.items()
-    }
 
 
 def strided(value: Any) -> Any:
@@ -43,27 +34,6 @@ def strided(value: Any) -> Any:
     view = wide[..., ::2]
     view.copy_(value)
     return view
-
-
-def as_results(op: Op, returned: Any) -> Results:
-    if not op.results:
-        return ()
-    return tuple(returned) if isinstance(returned, tuple) else (returned,)
-
-
-def judged(case: Case, kernel: Callable[..., Any], index: torch.dtype = torch.int64) -> Finding | None:
-    """What a judge says of a kernel, with arguments of its own; results have the shapes that they should."""
-    op = case.op
-    before, mine, others = (given_as(op, case.arguments(), index) for _ in range(3))
-    results = as_results(op, kernel(**mine))
-    spaces = op.spaces(**before)
-    assert [(tuple(r.shape), r.dtype) for r in results] == [(space.shape, space.dtype) for space in spaces]
-    return op.judge(before, op.outcome(mine, results), op.outcome(others, op.reference(**others)))
-
-
-def bits(arguments: Arguments) -> list[Any]:
-    """Of tensors their bytes, so that NaN equals itself."""
-    return [as_bytes(v[None]).tolist() if isinstance(v, torch.Tensor) else v for v in arguments.values()]
 
 
 # -- the catalogues ----------------------------------------------------------------------------------------
@@ -101,7 +71,12 @@ def test_a_case_is_a_value_that_replays(kind: type[Case]) -> None:
     def holds(case: Case) -> None:
         assert msgspec.json.decode(msgspec.json.encode(case), type=kind) == case
         assert eval(repr(case), {kind.__name__: kind}) == case
-        assert bits(case.arguments()) == bits(case.arguments())
+        arguments = case.arguments()
+        before = bits(arguments)
+        assert bits(case.arguments()) == before
+        case.op.reference(**arguments)
+        changed = {name for name, value in bits(arguments).items() if value != before[name]}
+        assert changed <= set(case.op.written)
         assert judged(case, case.op.reference) is None
 
     holds()

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from properties.kernels.verdicts import Failure, Report, Verdict
 from refmodel.laws import LAWS
+from sim.report.text import print_pairs
 
 _STYLES = {"pass": "green", "fail": "bold red", "known": "yellow", "unknown": "yellow"}
 
@@ -56,12 +57,7 @@ def print_failure(op: str, failure: Failure, console: Console) -> None:
     """What broke, on which input, and how to call it so oneself."""
     console.rule(Text(op), align="left")
     console.print(Text(headline(failure), _STYLES["fail"]), soft_wrap=True)
-    for name, value in failure_lines(failure):
-        first, *more = value.splitlines()
-        # Not a table: a line that is to be copied must not be wrapped.
-        console.print(f"  {name:<12}  {first}".rstrip(), soft_wrap=True)
-        for line in more:
-            console.print(f"  {'':<12}  {line}".rstrip(), soft_wrap=True)
+    print_pairs(failure_lines(failure), console)
     if failure.code:
         console.print("\n" + failure.code + "\n", soft_wrap=True)
 

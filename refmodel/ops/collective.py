@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 from refmodel.collectives import current_site, gather_buffers, rank_and_size
-from refmodel.layout.geometry import Extent, Grid, num_pages
+from refmodel.layout.geometry import Grid, num_pages
 from refmodel.layout.ownership import PageTable
-from refmodel.layout.plan import Plan, plan_batch
-from refmodel.layout.split import Split
 from refmodel.ops.judges import equal_bytes
+from refmodel.ops.layout import PAGE_SIZE, PREFIXES, TOKENS, page_aligned_plan
 from refmodel.ops.op import Argument, Cost, Kind, Op, Result, Results, Space
 from refmodel.ops.storage import raw_format
 from refmodel.storage.shard import Shard
@@ -25,15 +24,10 @@ from refmodel.storage.view import materialize, view_index, view_layout
 Ints = tuple[int, ...]
 
 
-def _plan(prefixes: Ints, tokens: Ints, grid: Grid) -> Plan:
-    extents = [Extent(prefix, count) for prefix, count in zip(prefixes, tokens, strict=True)]
-    return plan_batch(extents, grid, Split.PAGE_ALIGNED)
-
-
 def _gather_rerange(
     local: torch.Tensor, prefixes: Ints, tokens: Ints, page_size: int, group: dist.ProcessGroup
 ) -> Results:
-    plan = _plan(prefixes, tokens, Grid(group.size(), page_size))
+    plan = page_aligned_plan(prefixes, tokens, group.size(), page_size)
     site = current_site() or "gather_rerange"
     return (plan.rerange(gather_buffers(local, plan.row_counts, group=group, site=site)),)
 
@@ -43,9 +37,9 @@ GATHER_RERANGE = Op(
     meaning="The rows of each rank → all rows in batch order, on every rank: a padded gather, and rerange.",
     arguments=(
         Argument("local", Kind.VALUES, "rows of this rank, prev before next; none is normal", "[n, width]"),
-        Argument("prefixes", Kind.INTS, "tokens of each request in cache", "[requests]"),
-        Argument("tokens", Kind.INTS, "new tokens of each request", "[requests]"),
-        Argument("page_size", Kind.INT, "P"),
+        PREFIXES,
+        TOKENS,
+        PAGE_SIZE,
         Argument("group", Kind.GROUP, "its ranks split the batch"),
     ),
     results=(Result("rows", "[sum(tokens), width]", "in batch order; padding never leaks"),),
@@ -101,7 +95,7 @@ GATHER_MATERIALIZE = Op(
             "[requests, most pages]",
         ),
         Argument("valid", Kind.INTS, "tokens of each request", "[requests]"),
-        Argument("page_size", Kind.INT, "P"),
+        PAGE_SIZE,
         Argument("fields", Kind.INTS, "bytes a token of each field"),
         Argument("group", Kind.GROUP, "its ranks store the pages: logical page g is on rank g mod W"),
     ),

@@ -20,13 +20,14 @@ from refmodel.storage.view import CompactTable
 Ints = tuple[int, ...]
 
 _SLOTS = Argument("slots", Kind.INDEX, "logical; −1 for none", "[n]")
-_PREFIXES = Argument("prefixes", Kind.INTS, "tokens of each request in cache", "[requests]")
-_TOKENS = Argument("tokens", Kind.INTS, "new tokens of each request", "[requests]")
-_WORLD_SIZE = Argument("world_size", Kind.INT, "W")
-_PAGE_SIZE = Argument("page_size", Kind.INT, "P")
+PREFIXES = Argument("prefixes", Kind.INTS, "tokens of each request in cache", "[requests]")
+TOKENS = Argument("tokens", Kind.INTS, "new tokens of each request", "[requests]")
+WORLD_SIZE = Argument("world_size", Kind.INT, "W")
+PAGE_SIZE = Argument("page_size", Kind.INT, "P")
 
 
-def _plan(prefixes: Ints, tokens: Ints, world_size: int, page_size: int) -> Plan:
+def page_aligned_plan(prefixes: Ints, tokens: Ints, world_size: int, page_size: int) -> Plan:
+    """The page-aligned plan of requests with these ``prefixes`` and new ``tokens``; no rotation (S2)."""
     extents = [Extent(prefix, count) for prefix, count in zip(prefixes, tokens, strict=True)]
     return plan_batch(extents, Grid(world_size, page_size), Split.PAGE_ALIGNED)
 
@@ -42,7 +43,7 @@ def _zigzag_split(
             [6],
             [7]]),)
     """
-    return (_plan(prefixes, tokens, world_size, page_size).take(rows, rank),)
+    return (page_aligned_plan(prefixes, tokens, world_size, page_size).take(rows, rank),)
 
 
 ZIGZAG_SPLIT = Op(
@@ -50,22 +51,25 @@ ZIGZAG_SPLIT = Op(
     meaning="Batch rows → those of one rank: segment r of every request, then segment 2W−1−r of every one.",
     arguments=(
         Argument("rows", Kind.VALUES, "of the batch, in order", "[sum(tokens), width]"),
-        _PREFIXES,
-        _TOKENS,
+        PREFIXES,
+        TOKENS,
         Argument("rank", Kind.INT, "whose rows"),
-        _WORLD_SIZE,
-        _PAGE_SIZE,
+        WORLD_SIZE,
+        PAGE_SIZE,
     ),
     results=(Result("local", "[rows of the rank, width]", "prev, then next; none is normal"),),
     reference=_zigzag_split,
     spaces=lambda rows, prefixes, tokens, rank, world_size, page_size: (
-        Space((_plan(prefixes, tokens, world_size, page_size).row_counts[rank], *rows.shape[1:]), rows.dtype),
+        Space(
+            (page_aligned_plan(prefixes, tokens, world_size, page_size).row_counts[rank], *rows.shape[1:]),
+            rows.dtype,
+        ),
     ),
     judge=equal_bytes("S2"),
     compared="byte for byte",
     laws=("S1", "S2", "S3", "S5"),
     cost=lambda rows, prefixes, tokens, rank, world_size, page_size: Cost(
-        2 * _plan(prefixes, tokens, world_size, page_size).row_counts[rank] * rows[:1].nbytes
+        2 * page_aligned_plan(prefixes, tokens, world_size, page_size).row_counts[rank] * rows[:1].nbytes
     ),
 )
 
@@ -77,7 +81,7 @@ def _rerange(buffers: torch.Tensor, prefixes: Ints, tokens: Ints, world_size: in
     >>> _rerange(gathered, (3,), (5,), world_size=2, page_size=2)[0].flatten()
     tensor([3, 4, 5, 6, 7])
     """
-    return (_plan(prefixes, tokens, world_size, page_size).rerange(buffers),)
+    return (page_aligned_plan(prefixes, tokens, world_size, page_size).rerange(buffers),)
 
 
 RERANGE = Op(
@@ -85,10 +89,10 @@ RERANGE = Op(
     meaning="Rows as a gather of all ranks brings them, padded to the longest rank → batch order.",
     arguments=(
         Argument("buffers", Kind.VALUES, "of all ranks, each padded", "[world_size × most rows, width]"),
-        _PREFIXES,
-        _TOKENS,
-        _WORLD_SIZE,
-        _PAGE_SIZE,
+        PREFIXES,
+        TOKENS,
+        WORLD_SIZE,
+        PAGE_SIZE,
     ),
     results=(Result("rows", "[sum(tokens), width]", "in batch order; padding never leaks"),),
     reference=_rerange,
@@ -115,7 +119,7 @@ def _logical_to_physical(slots: torch.Tensor, rank: int, world_size: int, page_s
 LOGICAL_TO_PHYSICAL = Op(
     name="logical_to_physical",
     meaning="Group-wide slots → slots of one rank's storage, −1 where another rank owns them.",
-    arguments=(_SLOTS, Argument("rank", Kind.INT, "whose storage"), _WORLD_SIZE, _PAGE_SIZE),
+    arguments=(_SLOTS, Argument("rank", Kind.INT, "whose storage"), WORLD_SIZE, PAGE_SIZE),
     results=(Result("physical", "[n]", "of the dtype of slots"),),
     reference=_logical_to_physical,
     spaces=lambda slots, rank, world_size, page_size: (Space(tuple(slots.shape), slots.dtype),),
@@ -137,7 +141,7 @@ def _owner_mask(slots: torch.Tensor, rank: int, world_size: int, page_size: int)
 OWNER_MASK = Op(
     name="owner_mask",
     meaning="Which group-wide slots one rank owns; −1 is nobody's.",
-    arguments=(_SLOTS, Argument("rank", Kind.INT, "whose"), _WORLD_SIZE, _PAGE_SIZE),
+    arguments=(_SLOTS, Argument("rank", Kind.INT, "whose"), WORLD_SIZE, PAGE_SIZE),
     results=(Result("mine", "[n]", "bool; true where the rank owns the slot"),),
     reference=_owner_mask,
     spaces=lambda slots, rank, world_size, page_size: (Space(tuple(slots.shape), torch.bool),),
@@ -163,7 +167,7 @@ TAIL_MASK = Op(
     meaning="Which slots of whole pages hold a token: false in a tail page past its request's length.",
     arguments=(
         Argument("valid", Kind.INDEX, "tokens of each request", "[requests]"),
-        _PAGE_SIZE,
+        PAGE_SIZE,
         Argument("num_slots", Kind.INT, "of all pages: the sum of each request's coverage"),
     ),
     results=(Result("real", "[num_slots]", "bool; true for tokens, in batch and position order"),),
@@ -199,7 +203,7 @@ CURRENT_REUSE_REMAP = Op(
         Argument("first", Kind.INT, "position of the first row: the prefix for current rows, 0 for history"),
         Argument("stop", Kind.INT, "position behind the last row"),
         Argument("first_row", Kind.INT, "row of position `first`"),
-        _PAGE_SIZE,
+        PAGE_SIZE,
     ),
     results=(Result("rows", "[n]", "first_row + (position − first), else −1; of the dtype of slots"),),
     reference=_current_reuse_remap,
@@ -228,7 +232,7 @@ TRANSFER_PAIRS = Op(
         Argument("pages", Kind.INDEX, "logical, by position; none is a dummy", "[n]"),
         Argument("first_position", Kind.INT, "page position of the first"),
         Argument("rank", Kind.INT, "who sends"),
-        _WORLD_SIZE,
+        WORLD_SIZE,
     ),
     results=(Result("pairs", "[m, 2]", "(local page, page position), rising positions; of pages' dtype"),),
     reference=_transfer_pairs,
@@ -262,7 +266,7 @@ VALIDATE_PAGE_GROUPS = Op(
     arguments=(
         Argument("host", Kind.INDEX, "slots of the host, P of them a page", "[n]"),
         Argument("device", Kind.INDEX, "slots of the device; may be another number", "[m]"),
-        _PAGE_SIZE,
+        PAGE_SIZE,
     ),
     results=(Result("accepted", "[]", "bool; true only if the copy may begin"),),
     reference=_validate_page_groups,

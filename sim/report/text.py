@@ -84,7 +84,7 @@ def _print_trace(entry: Entry, trace: TraceNumbers, console: Console) -> None:
         ("checked", f"{entry.rows_checked:,} rows in {entry.seconds:.1f} s"),
         ("digest", entry.digest or "none"),
     )
-    _print_pairs(rows, console)
+    print_pairs(rows, console)
     console.print()
 
 
@@ -121,7 +121,7 @@ def _print_service(entry: Entry, service: ServiceNumbers, console: Console) -> N
         ("checked", f"{entry.rows_checked:,} rows in {entry.seconds:.1f} s"),
         ("digest", entry.digest or "none"),
     )
-    _print_pairs(rows, console)
+    print_pairs(rows, console)
     console.print()
 
 
@@ -160,12 +160,12 @@ def print_failure(entry: Entry, console: Console) -> None:
     for finding in entry.findings[:MOST_SHOWN]:
         console.print()
         console.print(Text(headline(finding), BROKE[1]))
-        _print_pairs(finding_lines(finding), console)
+        print_pairs(finding_lines(finding), console)
     if len(entry.findings) > MOST_SHOWN:
         console.print(f"\nand {len(entry.findings) - MOST_SHOWN} more, which --json and --junit keep")
     console.print()
     schedule = [("schedule", entry.schedule)] if 0 < len(entry.schedule) <= LONGEST_TOKEN else []
-    _print_pairs([*schedule, ("replay", entry.replay)], console)
+    print_pairs([*schedule, ("replay", entry.replay)], console)
     console.print()
 
 
@@ -186,13 +186,14 @@ def finding_lines(finding: Broken) -> Sequence[tuple[str, str]]:
     return [(name, value) for name, value in lines if value]
 
 
-def _print_pairs(pairs: Iterable[tuple[str, str]], console: Console) -> None:
+def print_pairs(pairs: Iterable[tuple[str, str]], console: Console) -> None:
+    """A line a pair, more where a value has more lines."""
     # Not a table: a line that is to be copied must not be wrapped.
     for name, value in pairs:
         first, *more = value.splitlines()
-        console.print(f"  {name:<12}  {first}", soft_wrap=True)
+        console.print(f"  {name:<12}  {first}".rstrip(), soft_wrap=True)
         for line in more:
-            console.print(f"  {'':<12}  {line}", soft_wrap=True)
+            console.print(f"  {'':<12}  {line}".rstrip(), soft_wrap=True)
 
 
 def _summary(report: Report) -> Text:

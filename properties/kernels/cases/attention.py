@@ -74,10 +74,6 @@ class MqaLogits(QueryRows):
             "ke": ranges.ke,
         }
 
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (TYPES[self.dtype],)
-
     @classmethod
     def corners(cls) -> Iterator[Self]:
         small: dict[str, Any] = {"heads": 2, "dim": 4}
@@ -167,10 +163,6 @@ class SparseMla(Case):
             "sm_scale": self.sm_scale,
         }
 
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (TYPES[self.dtype],)
-
     @classmethod
     def corners(cls) -> Iterator[Self]:
         small: dict[str, Any] = {"heads": 2, "tiles": 3, "tile": 4, "rope": 2}
@@ -231,10 +223,6 @@ class LseMerge(Case):
             outs[is_empty] = torch.nan
         narrow = outs.to(TYPES[self.dtype])
         return {"outs": narrow, "lses": lses.to(accumulating_type(narrow))}
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (TYPES[self.dtype],)
 
     @classmethod
     def corners(cls) -> Iterator[Self]:

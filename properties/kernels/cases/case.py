@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 from typing_extensions import Self
 
+from properties.kernels.cases.values import TYPES
 from refmodel.ops.op import Op
 
 
@@ -61,5 +62,6 @@ class Case(ABC):
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Element types of its values."""
-        return ()
+        """Element types of its values: of a case that has one type, the one that its ``dtype`` names."""
+        name = getattr(self, "dtype", None)
+        return () if name is None else (TYPES[name],)

@@ -44,25 +44,48 @@ _BATCHES: tuple[dict[str, Any], ...] = (
     {"world": 8, "page": 64, "prefixes": (4096 + 70,), "tokens": (2048 + 13,), "width": 576},
 )
 
+_LARGE: dict[str, Any] = {"world": 8, "page": 64, "prefixes": (0,), "tokens": (131_072,), "width": 576}
+
 
 @dataclass(frozen=True, kw_only=True)
-class ZigzagSplit(Case):
-    """Rows of a batch, no two alike."""
-
-    op: ClassVar[Op] = ZIGZAG_SPLIT
+class _Batch(Case):
+    """The rows of a batch, no two alike."""
 
     world: int
     page: int
-    rank: int
     prefixes: Ints
     tokens: Ints
     width: int = 4
     dtype: str = "bf16"
 
+    @property
+    def rows(self) -> torch.Tensor:
+        """[sum(tokens), width]"""
+        return drawn((sum(self.tokens), self.width), TYPES[self.dtype], seeded(self.seed))
+
+    @classmethod
+    def on(cls, grid: Grid, **others: st.SearchStrategy[Any]) -> st.SearchStrategy[Self]:
+        return st.builds(
+            lambda batch, **fields: cls(world=grid.world_size, page=grid.page_size, **batch, **fields),
+            _batches(grid),
+            width=WIDTHS,
+            dtype=FLOATS,
+            seed=SEEDS,
+            **others,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZigzagSplit(_Batch):
+    """Rows of a batch, no two alike."""
+
+    op: ClassVar[Op] = ZIGZAG_SPLIT
+
+    rank: int
+
     def arguments(self) -> dict[str, Any]:
-        rows = drawn((sum(self.tokens), self.width), TYPES[self.dtype], seeded(self.seed))
         return {
-            "rows": rows,
+            "rows": self.rows,
             "prefixes": self.prefixes,
             "tokens": self.tokens,
             "rank": self.rank,
@@ -78,44 +101,23 @@ class ZigzagSplit(Case):
 
     @classmethod
     def large(cls) -> Self:
-        return cls(rank=0, world=8, page=64, prefixes=(0,), tokens=(131_072,), width=576)
+        return cls(rank=0, **_LARGE)
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
-        return grids().flatmap(
-            lambda grid: st.builds(
-                lambda batch, **others: cls(world=grid.world_size, page=grid.page_size, **batch, **others),
-                _batches(grid),
-                rank=st.integers(0, grid.world_size - 1),
-                width=WIDTHS,
-                dtype=FLOATS,
-                seed=SEEDS,
-            )
-        )
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (TYPES[self.dtype],)
+        return grids().flatmap(lambda grid: cls.on(grid, rank=st.integers(0, grid.world_size - 1)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rerange(Case):
+class Rerange(_Batch):
     """The rows of all ranks, padded with poison to the longest."""
 
     op: ClassVar[Op] = RERANGE
 
-    world: int
-    page: int
-    prefixes: Ints
-    tokens: Ints
-    width: int = 4
-    dtype: str = "bf16"
-
     def arguments(self) -> dict[str, Any]:
-        rows = drawn((sum(self.tokens), self.width), TYPES[self.dtype], seeded(self.seed))
-        split = (self.prefixes, self.tokens)
+        batch = (self.rows, self.prefixes, self.tokens)
         locals_ = [
-            ZIGZAG_SPLIT.reference(rows, *split, rank, self.world, self.page)[0] for rank in range(self.world)
+            ZIGZAG_SPLIT.reference(*batch, rank, self.world, self.page)[0] for rank in range(self.world)
         ]
         most = buffer_rows([len(local) for local in locals_])
         return {
@@ -133,23 +135,11 @@ class Rerange(Case):
 
     @classmethod
     def large(cls) -> Self:
-        return cls(world=8, page=64, prefixes=(0,), tokens=(131_072,), width=576)
+        return cls(**_LARGE)
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
-        return grids().flatmap(
-            lambda grid: st.builds(
-                lambda batch, **others: cls(world=grid.world_size, page=grid.page_size, **batch, **others),
-                _batches(grid),
-                width=WIDTHS,
-                dtype=FLOATS,
-                seed=SEEDS,
-            )
-        )
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (TYPES[self.dtype],)
+        return grids().flatmap(cls.on)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +183,3 @@ class LocalEmbedding(Case):
             dtype=FLOATS,
             seed=SEEDS,
         )
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (TYPES[self.dtype],)

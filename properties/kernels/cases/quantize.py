@@ -69,10 +69,6 @@ class QuantizeIndex(Case):
             seed=SEEDS,
         )
 
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (TYPES[self.dtype],)
-
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeMla(Case):
@@ -114,7 +110,3 @@ class QuantizeMla(Case):
             dtype=FLOATS,
             seed=SEEDS,
         )
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (TYPES[self.dtype],)

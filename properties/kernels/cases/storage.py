@@ -113,6 +113,16 @@ class Materialize(Case):
         return cls(world=2, page=64, valid=(6400, 1000), fields=(128, 4), local_pages=_HUGE_PAGES // 2)
 
 
+_MLA_SHAPES = st.sampled_from(
+    [(4, "bf16"), (8, "uint8"), (3, "bf16"), (5, "uint8"), (576, "bf16"), (656, "uint8")]
+)
+
+
+def _others(kind: type[Case]) -> dict[str, st.SearchStrategy[int]]:
+    """Of what writes: how often a row is another rank's."""
+    return {"none": st.integers(0, 5)} if hasattr(kind, "none") else {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Mla(Case):
     """Slots of a cache, some of them in use."""
@@ -122,14 +132,20 @@ class _Mla(Case):
     width: int
     dtype: str = "bf16"
 
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (TYPES[self.dtype],)
+    @classmethod
+    def strategy(cls) -> st.SearchStrategy[Self]:
+        return st.builds(
+            lambda shape, **others: cls(width=shape[0], dtype=shape[1], **others),
+            _MLA_SHAPES,
+            num_slots=st.integers(1, 200),
+            rows=st.integers(0, 40),
+            seed=SEEDS,
+            **_others(cls),
+        )
 
-
-_MLA_SHAPES = st.sampled_from(
-    [(4, "bf16"), (8, "uint8"), (3, "bf16"), (5, "uint8"), (576, "bf16"), (656, "uint8")]
-)
+    @classmethod
+    def large(cls) -> Self:
+        return cls(num_slots=1 << 18, rows=1 << 17, width=576)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,21 +178,6 @@ class MlaWrite(_Mla):
         yield cls(num_slots=2048, rows=1000, width=656, dtype="uint8", none=2)
 
     @classmethod
-    def strategy(cls) -> st.SearchStrategy[Self]:
-        return st.builds(
-            lambda shape, **others: cls(width=shape[0], dtype=shape[1], **others),
-            _MLA_SHAPES,
-            num_slots=st.integers(1, 200),
-            rows=st.integers(0, 40),
-            none=st.integers(0, 5),
-            seed=SEEDS,
-        )
-
-    @classmethod
-    def large(cls) -> Self:
-        return cls(num_slots=1 << 18, rows=1 << 17, width=576)
-
-    @classmethod
     def huge(cls) -> Self:
         return cls(num_slots=_HUGE_SLOTS, rows=4096, width=576, none=3)
 
@@ -204,20 +205,6 @@ class MlaRead(_Mla):
         yield cls(num_slots=2048, rows=1000, width=576)
 
     @classmethod
-    def strategy(cls) -> st.SearchStrategy[Self]:
-        return st.builds(
-            lambda shape, **others: cls(width=shape[0], dtype=shape[1], **others),
-            _MLA_SHAPES,
-            num_slots=st.integers(1, 200),
-            rows=st.integers(0, 40),
-            seed=SEEDS,
-        )
-
-    @classmethod
-    def large(cls) -> Self:
-        return cls(num_slots=1 << 18, rows=1 << 17, width=576)
-
-    @classmethod
     def huge(cls) -> Self:
         return cls(num_slots=_HUGE_SLOTS, rows=4096, width=576)
 
@@ -233,7 +220,6 @@ class _Index(Case):
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
-        more = {"none": st.integers(0, 5)} if cls is IndexWrite else {}
         return st.builds(
             cls,
             page=PAGE_SIZES,
@@ -241,8 +227,12 @@ class _Index(Case):
             rows=st.integers(0, 40),
             dim=st.sampled_from([4, 8, 128]),
             seed=SEEDS,
-            **more,
+            **_others(cls),
         )
+
+    @classmethod
+    def large(cls) -> Self:
+        return cls(page=64, local_pages=1 << 14, rows=1 << 19, dim=128)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,10 +267,6 @@ class IndexWrite(_Index):
         yield cls(page=64, local_pages=40, rows=1000, dim=128)
 
     @classmethod
-    def large(cls) -> Self:
-        return cls(page=64, local_pages=1 << 14, rows=1 << 19, dim=128)
-
-    @classmethod
     def huge(cls) -> Self:
         return cls(page=64, local_pages=_HUGE_PAGES, rows=4096, dim=128, none=3)
 
@@ -312,10 +298,6 @@ class IndexRead(_Index):
         yield cls(page=1, local_pages=9, rows=5, dim=8)
         yield cls(page=64, local_pages=3, rows=100, dim=128)
         yield cls(page=64, local_pages=40, rows=2048, dim=128)
-
-    @classmethod
-    def large(cls) -> Self:
-        return cls(page=64, local_pages=1 << 14, rows=1 << 19, dim=128)
 
     @classmethod
     def huge(cls) -> Self:
