@@ -20,7 +20,7 @@ class Model:
         self.P, self.W = history.page_size, history.world_size
         self.engine = DryEngine(history)
         self.tables = self.engine.tables
-        self.tree = TreeModel(self.tables.tree, self.W, bigram=history.bigram)
+        self.tree = TreeModel(self.tables.tree, history)
         self.transfers = TransferModel(history)
         host = self.tables.host
         self.host = None if host is None else HostModel(history, host.host, self.engine.files)

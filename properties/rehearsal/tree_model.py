@@ -14,16 +14,17 @@ from refmodel.layout.ownership import owner
 from refmodel.serving.radix import HitMode, RadixTree
 from refmodel.serving.radix_node import Node
 from sim.engine.request import Request
+from sim.histories.history import History
 
 
 class TreeModel:
     """Pages of a tree by what they hold. :meth:`forget` and :meth:`learn` change it, after each step."""
 
-    def __init__(self, tree: RadixTree, world_size: int, *, bigram: bool = False) -> None:
+    def __init__(self, tree: RadixTree, history: History) -> None:
         self.tree = tree
-        self.world_size = world_size
-        self.page_size = tree.keys.page_size
-        self.overlap = int(bigram)  # tokens that a key has beyond the first of it
+        # From the history: what the tree makes of its settings is judged.
+        self.world_size, self.page_size, self.mode = history.world_size, history.page_size, history.hit_mode
+        self.overlap = int(history.bigram)  # tokens that a key has beyond the first of it
         self.contents: dict[int, tuple[int, ...]] = {}  # page → hashes of the prefixes that end in it
         self._known: frozenset[int] | None = frozenset()  # all of them; None if that is out of date
 
@@ -40,7 +41,7 @@ class TreeModel:
         """Keys of a prompt in cache; only those of the first ``hashes`` are not new to all (L4)."""
         keys = hashes[self.overlap :]
         hit = min(sum(1 for _ in takewhile(self.known.__contains__, keys)), tokens - 1)
-        return hit - hit % self.page_size if self.tree.mode is HitMode.PAGE else hit
+        return hit - hit % self.page_size if self.mode is HitMode.PAGE else hit
 
     def by_lane(self, pages: Iterable[int]) -> Counter[int]:
         return Counter(owner(page, self.world_size) for page in pages)

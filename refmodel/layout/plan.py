@@ -227,7 +227,7 @@ def _rows_of(spans: Sequence[range]) -> torch.Tensor:
     lengths = torch.tensor([len(span) for span in spans])
     starts = torch.tensor([span.start for span in spans])
     behind = lengths.cumsum(0)  # where each ends among all rows
-    return torch.repeat_interleave(starts - behind + lengths, lengths) + torch.arange(int(behind[-1]))
+    return torch.repeat_interleave(starts - behind + lengths, lengths) + torch.arange(sum(map(len, spans)))
 
 
 def plan_batch(
