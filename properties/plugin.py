@@ -17,8 +17,8 @@ from properties import reached
 from sim.gate.marks import MARKS
 from sim.world import World
 
-# Of the kernel kit; where it came by its entry point, this is the same plugin.
-pytest_plugins = ["properties.kernels.options"]
+# Of the kernel kit: options (this same plugin, where they came by its entry point), and files of kernels.
+pytest_plugins = ["properties.kernels.options", "properties.kernel_files"]
 
 # Tests run on all cores already (xdist); threads of torch on top only get in each other's way.
 torch.set_num_threads(1)

@@ -114,7 +114,7 @@ def _runs_ranks(proof: Proof) -> bool:
             "test_drills.",
             "test_decoding.",
             "test_ops_collective.",
-            "test_seams.",
+            "test_seams_",
         )
     )
 
