@@ -1,10 +1,9 @@
-"""Laws L1, L2, L3: pages of every lane, slots of an extent, room made by eviction."""
+"""Law L1: every page of a lane is in one place, and what is refused changes nothing."""
 
 from __future__ import annotations
 
 import pickle
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,17 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from properties.proofs import proves
-from properties.strategies import extents, grids, plans
-from refmodel.errors import CpkvError, InvalidInput
+from properties.refusals import refusal
+from properties.used_lanes import CACHED, FREE, HELD, pages_in, small_grids, used_lanes
+from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Extent, Grid
-from refmodel.layout.ownership import PageTable
-from refmodel.layout.placement import new_page_lanes
-from refmodel.layout.plan import Plan
-from refmodel.serving.extend import extend_slots, new_pages
-from refmodel.serving.lanes import Evict, Lanes, OutOfPages, PageState, make_room
-
-FREE, HELD, CACHED = PageState
-small_grids = st.builds(Grid, st.integers(1, 4), st.integers(1, 4))
+from refmodel.serving.extend import extend_slots
+from refmodel.serving.lanes import Lanes, OutOfPages, PageState
 
 
 class Book:
@@ -64,40 +58,12 @@ class Book:
         )
 
 
-def refusal(change: Callable[..., object], *args: object) -> str:
-    """The error that refuses a change; empty if it is made."""
-    try:
-        change(*args)
-    except CpkvError as refused:
-        return str(refused)
-    return ""
-
-
 def taken(lanes: Lanes, wanted: Sequence[int]) -> tuple[int, ...] | None:
     """The pages, or None if a lane has too few."""
     try:
         return lanes.take(wanted)
     except OutOfPages:
         return None
-
-
-@st.composite
-def used_lanes(draw: st.DrawFn) -> Lanes:
-    """Lanes in which some pages are held, some cached, some free again."""
-    grid = draw(small_grids)
-    lanes = Lanes(grid, draw(st.integers(1, 5)))
-    everything = [lane for lane in range(grid.world_size) for _ in range(lanes.pages_per_lane)]
-    fates = draw(st.lists(st.sampled_from(PageState), min_size=len(everything), max_size=len(everything)))
-    pages = dict(zip(draw(st.permutations(lanes.take(everything))), fates, strict=True))
-    lanes.cache(page for page, fate in pages.items() if fate is CACHED)
-    lanes.free(page for page, fate in pages.items() if fate is FREE)
-    return lanes
-
-
-def pages_in(lanes: Lanes, state: PageState) -> list[int]:
-    """All pages in a state, ascending."""
-    W = lanes.grid.world_size
-    return [page for page in range(W, W * (lanes.pages_per_lane + 1)) if lanes.state(page) is state]
 
 
 @proves("L1")
@@ -160,158 +126,6 @@ def test_slots_are_freed_by_whole_pages_only(lanes: Lanes, data: st.DataObject, 
     assert lanes.fingerprint() == before
     lanes.free_slots(slots)
     assert pages_in(lanes, HELD) == sorted(set(held) - set(freed))
-
-
-@proves("L2")
-@given(grids(max_page=16).flatmap(lambda grid: st.tuples(st.just(grid), extents(grid))))
-def test_a_page_is_taken_for_every_token_that_starts_one(drawn: tuple[Grid, Extent]) -> None:
-    grid, extent = drawn
-    starts = [p for p in range(extent.prefix, extent.end) if p % grid.page_size == 0]
-    assert new_pages(extent.prefix, extent.tokens, grid.page_size) == len(starts)
-
-
-@proves("L2")
-@given(plans(max_page=16, max_requests=1))
-def test_a_plan_names_a_lane_for_every_new_page(plan: Plan) -> None:
-    extent = plan.extents[0]
-    assert len(new_page_lanes(plan, 0)) == new_pages(extent.prefix, extent.tokens, plan.grid.page_size)
-
-
-@st.composite
-def chunked(draw: st.DrawFn) -> tuple[Grid, list[int]]:
-    """A grid, and the tokens of each chunk of one request."""
-    grid = draw(grids(max_page=16))
-    P = grid.page_size
-    return grid, draw(st.lists(st.integers(1, 3 * P) | st.sampled_from([1, P]), min_size=1, max_size=4))
-
-
-@proves("L2")
-@given(chunked(), st.integers(0, 2**16))
-def test_extents_fill_the_slots_of_the_page_table(drawn: tuple[Grid, list[int]], seed: int) -> None:
-    grid, chunks = drawn
-    W, generator = grid.world_size, torch.Generator().manual_seed(seed)
-    lanes, pages = Lanes(grid, pages_per_lane=sum(chunks)), list[int]()
-    prefix, slots = 0, []
-    for tokens in chunks:
-        count = new_pages(prefix, tokens, grid.page_size)
-        fresh = lanes.take(torch.randint(W, (count,), generator=generator).tolist())
-        slots.append(extend_slots(pages, fresh, Extent(prefix, tokens), grid))
-        pages.extend(fresh)
-        prefix += tokens
-    assert torch.equal(torch.cat(slots), PageTable(torch.tensor(pages), grid).slots(torch.arange(prefix)))
-
-
-def test_the_open_tail_page_is_filled_first() -> None:
-    grid = Grid(world_size=1, page_size=4)
-    lanes = Lanes(grid, pages_per_lane=9)
-    pages = lanes.take([0] * 4)[1:3]  # 2 and 3; the next is 5
-    assert pages[-1] * 4 + 1 == 13  # the last slot of six tokens
-    counts = [new_pages(6, 11, 4), new_pages(0, 5, 4)]
-    fresh = [lanes.take([0] * count) for count in counts]
-    assert fresh == [(5, 6, 7), (8, 9)]
-    assert extend_slots(pages, fresh[0], Extent(6, 11), grid).tolist() == [14, 15, *range(20, 29)]
-    assert extend_slots([], fresh[1], Extent(0, 5), grid).tolist() == [32, 33, 34, 35, 36]
-
-
-class Tree:
-    """Cached pages in groups that go together, oldest first; some are locked."""
-
-    def __init__(self, lanes: Lanes, groups: Sequence[Sequence[int]], locked: Sequence[bool]) -> None:
-        self.lanes, self.asked = lanes, list[int]()
-        self.evictable = [group for group, keep in zip(groups, locked, strict=True) if not keep]
-
-    def evict(self, lane: int) -> Sequence[int]:
-        self.asked.append(lane)
-        W = self.lanes.grid.world_size
-        victim = next((group for group in self.evictable if lane in [page % W for page in group]), [])
-        self.evictable = [group for group in self.evictable if group is not victim]
-        return victim
-
-
-@st.composite
-def with_tree(draw: st.DrawFn) -> tuple[Lanes, Tree, list[int]]:
-    """Lanes in use, the tree of their cached pages, and a lane for each page wanted."""
-    lanes = draw(used_lanes())
-    cached = draw(st.permutations(pages_in(lanes, CACHED)))
-    size = draw(st.integers(1, 3))
-    groups = [cached[i : i + size] for i in range(0, len(cached), size)]
-    locked = [draw(st.integers(0, 4)) == 0 for _ in groups]
-    wanted = draw(st.lists(st.integers(0, lanes.grid.world_size - 1), min_size=1, max_size=8))
-    return lanes, Tree(lanes, groups, locked), wanted
-
-
-def lane_that_refuses(lanes: Lanes, wanted: Sequence[int], evict: Evict) -> int | None:
-    """Make room; the lane that cannot be relieved, or None."""
-    try:
-        make_room(lanes, wanted, evict)
-    except OutOfPages as refused:
-        return refused.where.rank
-    return None
-
-
-@proves("L3")
-@given(with_tree())
-def test_eviction_goes_on_until_each_lane_has_room(drawn: tuple[Lanes, Tree, list[int]]) -> None:
-    lanes, tree, wanted = drawn
-    W, offered = lanes.grid.world_size, list(tree.evictable)
-    reachable = Counter(page % W for group in offered for page in group)
-    hopeless = {lane for lane in wanted if wanted.count(lane) > lanes.free_pages(lane) + reachable[lane]}
-    refused = lane_that_refuses(lanes, wanted, tree.evict)
-    if hopeless:
-        assert refused in hopeless
-    else:
-        assert refused is None
-        assert [page % W for page in lanes.take(wanted)] == wanted
-
-
-@proves("L1", "L3")
-@given(with_tree())
-def test_what_is_evicted_is_free_and_the_rest_stays(drawn: tuple[Lanes, Tree, list[int]]) -> None:
-    lanes, tree, wanted = drawn
-    before = {state: pages_in(lanes, state) for state in PageState}
-    offered = list(tree.evictable)
-    lane_that_refuses(lanes, wanted, tree.evict)
-    evicted = {page for group in offered if group not in tree.evictable for page in group}
-    assert pages_in(lanes, HELD) == before[HELD]
-    assert pages_in(lanes, CACHED) == sorted(set(before[CACHED]) - evicted)
-    assert pages_in(lanes, FREE) == sorted({*before[FREE], *evicted})
-    assert lanes.check() == ()
-
-
-@proves("L3")
-@given(with_tree())
-def test_only_a_lane_without_room_is_relieved(drawn: tuple[Lanes, Tree, list[int]]) -> None:
-    lanes, tree, wanted = drawn
-
-    def evict(lane: int) -> Sequence[int]:
-        assert wanted.count(lane) > lanes.free_pages(lane)
-        return tree.evict(lane)
-
-    refused = lane_that_refuses(lanes, wanted, evict)
-    assert refused is None or tree.asked[-1:] in ([], [refused])
-
-
-@proves("L3")
-@given(with_tree(), st.data())
-def test_nothing_is_evicted_in_vain(drawn: tuple[Lanes, Tree, list[int]], data: st.DataObject) -> None:
-    lanes, tree, _ = drawn
-    before = lanes.fingerprint()
-    lane = data.draw(st.integers(0, lanes.grid.world_size - 1))
-    more_than_requests_leave = [lane] * (lanes.pages_per_lane - lanes.held(lane) + 1)
-    assert lane_that_refuses(lanes, more_than_requests_leave, tree.evict) == lane
-    assert tree.asked == []
-    assert lanes.fingerprint() == before
-
-
-@proves("L3")
-@given(st.integers(2, 4), st.integers(1, 5), st.data())
-def test_one_lane_can_be_empty_while_the_total_is_ample(ranks: int, count: int, data: st.DataObject) -> None:
-    lanes = Lanes(Grid(ranks, 4), count)
-    empty = data.draw(st.integers(0, ranks - 1))
-    lanes.take([empty] * count)
-    names_it = f"pages of lane {empty}: expected 1 free, got 0 there, {count * (ranks - 1)} in all lanes"
-    assert names_it in refusal(lanes.take, [empty])
-    assert names_it in refusal(make_room, lanes, [empty], lambda lane: ())
 
 
 def test_bad_input_is_refused_with_its_place() -> None:
