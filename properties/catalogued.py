@@ -1,18 +1,19 @@
-"""Histories of the catalogue by name, read once."""
+"""Scenarios of the catalogue by kind and by name, read once."""
 
 from __future__ import annotations
 
-from functools import cache
-
 from sim.cases.library import catalogue
+from sim.cases.scenario import Scenario
 from sim.histories.history import History
 
+CATALOGUE = tuple(catalogue())
+OF_FORWARDS = tuple(scenario for scenario in CATALOGUE if isinstance(scenario, Scenario))
+HISTORIES = tuple(scenario for scenario in CATALOGUE if isinstance(scenario, History))
+ON_GLOO = tuple(scenario for scenario in CATALOGUE if "gloo" in scenario.worlds)
 
-@cache
-def _by_name() -> dict[str, History]:
-    return {each.file.removesuffix(".yaml"): each for each in catalogue() if isinstance(each, History)}
+_BY_NAME = {history.file.removesuffix(".yaml"): history for history in HISTORIES}
 
 
 def history_named(name: str) -> History:
     """E.g. ``radix/pairs-by-pages``."""
-    return _by_name()[name]
+    return _BY_NAME[name]
