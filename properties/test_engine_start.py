@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from properties.catalogued import history_named
+from properties.catalogued import HISTORIES, history_named
 from properties.mutants import named_mutant
 from properties.proofs import proves
 from properties.strategies import grids
@@ -17,7 +17,7 @@ from refmodel.config import Backend
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Grid
 from refmodel.serving.host_layouts import FITTING, CopyEngine, HostLayout
-from sim.cases.library import catalogue, parse_scenario
+from sim.cases.library import parse_scenario
 from sim.engine.start import Refusal, Started
 from sim.gate.histories import judge_start, try_history
 from sim.gate.runs import run_scenario
@@ -26,7 +26,7 @@ from sim.histories.writing import history_file
 from sim.picture.ledger_of_steps import ledger_of_steps
 from sim.world import World
 
-REFUSED = [each for each in catalogue() if isinstance(each, History) and each.refused_at_start is not None]
+REFUSED = [history for history in HISTORIES if history.refused_at_start is not None]
 
 
 @proves("X1", "H6", "T6")

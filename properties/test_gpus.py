@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from properties import process_programs as programs
+from properties.catalogued import ON_GLOO
 from properties.proofs import proves
 from properties.strategies import FORMATS
 from properties.timing import fails_within
@@ -35,7 +36,6 @@ from refmodel.storage.pages import read_rows, write_rows
 from refmodel.storage.passage import open_passage
 from refmodel.storage.reuse import Reading, ViewPath
 from refmodel.storage.shard import empty_shard
-from sim.cases.library import catalogue
 from sim.failures import Diverged, RankFailed, RunFailed, TimedOut, WorldUnavailable
 from sim.gate.runs import run_scenario
 from sim.waiting import nothing_waits
@@ -118,7 +118,7 @@ def test_failures_on_gpus_are_named(
 @pytest.mark.nccl
 @needs_gpus(2)
 def test_scenarios_on_gpus_have_the_digests_of_lockstep(gpus: World) -> None:
-    some = [s for s in catalogue() if s.world_size == 2 and "gloo" in s.worlds]
+    some = [scenario for scenario in ON_GLOO if scenario.world_size == 2]
     assert some
     for scenario in some:
         theirs, ours = run_scenario(scenario, gpus), run_scenario(scenario, World.lockstep(2))

@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
+from properties.catalogued import CATALOGUE
 from properties.mutants import MUTANTS
-from properties.mutants.matrix import try_mutant
+from properties.mutants.matrix import first_kill, try_mutant
 from properties.mutants.mutant import Mutant
-from properties.proofs import all_proofs
+from properties.proofs import Proof, all_proofs
 from refmodel.laws import LAWS
 from refmodel.layout import plan, split
 from refmodel.layout.geometry import Extent, Grid
-from sim.cases.library import catalogue
 
 
 def test_ids_are_unique() -> None:
@@ -42,7 +42,7 @@ NOT_IN_A_RUN = {
 
 
 def test_every_incident_of_the_catalogue_is_a_mutant() -> None:
-    incidents = {scenario.incident for scenario in catalogue() if scenario.incident}
+    incidents = {scenario.incident for scenario in CATALOGUE if scenario.incident}
     shape = re.compile(r"(split|own|view|attn|topk|fmt|draft|radix|host|pd|adm)-\d\d")
     assert incidents | NOT_IN_A_RUN == {mutant.id for mutant in MUTANTS if shape.fullmatch(mutant.id)}
 
@@ -73,3 +73,9 @@ def test_every_mutant_is_killed(mutant: Mutant) -> None:
     row = try_mutant(mutant.id)
     assert row.caught, f"no property of {', '.join(row.laws)} caught: {row.fault}"
     assert row.exposed or not row.has_scenario, f"its scenario does not expose: {row.fault}"
+
+
+@pytest.mark.filterwarnings("ignore::refmodel.errors.FallbackWarning")
+@pytest.mark.parametrize("proof", [*all_proofs()], ids=lambda proof: proof.name)
+def test_what_catches_a_mutant_lets_the_right_version_pass(proof: Proof) -> None:
+    assert first_kill([proof], most=2) is None

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from properties.catalogued import OF_FORWARDS
 from properties.command_line import HOLDS, cpkv, refused
 from sim.cases.build import build_case
-from sim.cases.library import catalogue
-from sim.cases.scenario import Scenario
 from sim.picture.anatomy import anatomy
 from sim.picture.strip import print_forward
 
@@ -56,7 +55,7 @@ def test_show_keeps_to_the_width(name: str, columns: int) -> None:
 def test_every_forward_of_the_catalogue_can_be_drawn() -> None:
     """And says of each row once who computes it, and of each page once who sends it."""
     console = Console(file=StringIO(), width=80)
-    for case in (build_case(scenario) for scenario in catalogue() if isinstance(scenario, Scenario)):
+    for case in map(build_case, OF_FORWARDS):
         for forward in case.forwards:
             drawn = anatomy(case, forward)
             print_forward(drawn, console)

@@ -6,6 +6,7 @@ where there is one, must expose it too.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import random
 import time
@@ -13,22 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 
+from properties.catalogued import CATALOGUE
 from properties.mutants import MUTANTS, named_mutant
 from properties.mutants.mutant import Mutant
 from properties.proofs import Proof, all_proofs
-from sim.cases.library import AnyScenario, catalogue
+from sim.cases.library import AnyScenario
 from sim.gate.record import Entry, entry_of
 from sim.gate.runs import run_scenario
 from sim.world import World
 
-EXAMPLES = 400  # that a property of pure functions may take to catch a mutant
-WORLD_EXAMPLES = 100  # and one that runs ranks
+EXAMPLES = 400  # that a property may take to catch a mutant
 CHOICES = 4096  # random bytes that one example is made of
 
 
@@ -78,12 +80,12 @@ def _prepare() -> None:
 
 
 def try_mutant(mutant_id: str) -> Row:
-    """Run what should catch one mutant, quickest first, until something does."""
+    """Run what should catch one mutant until something does."""
     mutant = named_mutant(mutant_id)
-    proofs = sorted((p for p in all_proofs() if set(p.laws) & set(mutant.laws)), key=_cost)
-    scenarios = [s for s in catalogue() if s.incident == mutant.id]
+    proofs = [proof for proof in all_proofs() if set(proof.laws) & set(mutant.laws)]
+    scenarios = [s for s in CATALOGUE if s.incident == mutant.id]
     with mutant.in_place():
-        by_property = next(filter(None, map(_try_property, proofs)), None)
+        by_property = first_kill(proofs)
         by_scenario = next(filter(None, map(_try_scenario, scenarios)), None)
     return Row(
         mutant=mutant.id,
@@ -97,41 +99,44 @@ def try_mutant(mutant_id: str) -> Row:
     )
 
 
-def _runs_ranks(proof: Proof) -> bool:
-    return proof.name.startswith(
-        (
-            "test_serving.",
-            "test_worlds.",
-            "test_lockstep.",
-            "test_sequences.",
-            "test_schedules.",
-            "test_sharded.",
-            "test_trace.",
-            "test_model.",
-            "test_reuse.",
-            "test_engine_",
-            "test_machine.",
-            "test_drills.",
-            "test_decoding.",
-            "test_ops_collective.",
-            "test_seams_",
-        )
-    )
+@dataclass(slots=True)
+class _Attempt:
+    """One property's examples so far, none of which failed."""
+
+    proof: Proof
+    rest: Iterator[Callable[[], Any]]
+    tried: int = 0
+    seconds: float = 0.0
+
+    def more(self, share: int) -> Kill | None:
+        """So many more of its examples, as long as there are some."""
+        start = time.perf_counter()
+        for example in islice(self.rest, share):
+            self.tried += 1
+            try:
+                example()
+            except (Exception, pytest.fail.Exception) as error:  # any failure of the property counts
+                seconds = self.seconds + time.perf_counter() - start
+                return Kill(self.proof.name, self.tried, seconds, _first_line(error))
+        self.seconds += time.perf_counter() - start
+        return None
 
 
-def _cost(proof: Proof) -> int:
-    if _runs_ranks(proof):
-        return 2
-    return 0 if hasattr(proof.test, "hypothesis") else 1
+def first_kill(proofs: Sequence[Proof], *, most: float = math.inf) -> Kill | None:
+    """One example of each property, then two more of each, four more, and so on, ``most`` at a time.
 
-
-def _try_property(proof: Proof) -> Kill | None:
-    start = time.perf_counter()
-    for count, example in enumerate(_examples(proof), start=1):
-        try:
-            example()
-        except (Exception, pytest.fail.Exception) as error:  # any failure of the property counts
-            return Kill(proof.name, count, time.perf_counter() - start, _first_line(error))
+    The right one most often needs few; whichever it is, the others will not have taken many.
+    """
+    attempts = [_Attempt(proof, _examples(proof)) for proof in proofs]
+    share = 1
+    while attempts and share <= most:
+        for attempt in list(attempts):
+            before = attempt.tried
+            if (kill := attempt.more(share)) is not None:
+                return kill
+            if attempt.tried < before + share:
+                attempts.remove(attempt)
+        share *= 2
     return None
 
 
@@ -151,7 +156,7 @@ def _examples(proof: Proof) -> Iterator[Callable[[], Any]]:
 def _random_examples(proof: Proof) -> Iterator[Callable[[], Any]]:
     source = random.Random(proof.name)
     run_one = proof.test.hypothesis.fuzz_one_input
-    for _ in range(WORLD_EXAMPLES if _runs_ranks(proof) else EXAMPLES):
+    for _ in range(EXAMPLES):
         yield partial(run_one, source.randbytes(CHOICES))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from enum import Enum
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -22,10 +22,15 @@ from sim.cases.scenario import Scenario
 from sim.histories import contradictions as of_histories
 from sim.histories.history import History
 
+if TYPE_CHECKING or not yaml.__with_libyaml__:
+    from yaml import SafeLoader as _SafeLoader
+else:  # several times as fast; PyYAML has it wherever it comes as a wheel
+    from yaml import CSafeLoader as _SafeLoader
+
 AnyScenario: TypeAlias = Scenario | History
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _UniqueKeys(_SafeLoader):
     """YAML lets a repeated key silently win; a scenario must not say a thing twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

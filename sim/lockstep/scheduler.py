@@ -15,6 +15,8 @@ from sim.lockstep.schedule import Choices, Draw
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+# A signal that comes just before the caller falls asleep does not wake it: so often it looks up.
+_ATTENTION_SECONDS = 0.5
 # How long an interrupted rank may take to come to its next call before it is interrupted as well.
 _GRACE_SECONDS = 1.0
 # Asking this often whether something is finished, while no rank can do anything about it, is a deadlock.
@@ -81,7 +83,8 @@ class Baton:
                 thread.start()
             started = True
             self._pass_on()
-            self._done.acquire()
+            while not self._done.acquire(timeout=_ATTENTION_SECONDS):
+                pass
         except BaseException as interruption:
             self.failure = self.failure or interruption
             if not started:
