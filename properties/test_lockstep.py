@@ -192,8 +192,12 @@ def test_an_interrupt_of_the_caller_unwinds_all_ranks(lockstep: Worlds, waits: b
         while True:
             pass
 
-    with pytest.raises(KeyboardInterrupt):
-        lockstep(3).run(program)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell puts behind ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lockstep(3).run(program)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_inside_a_rank_is_refused(lockstep: Worlds) -> None:

@@ -26,7 +26,7 @@ from properties.kernels.across import try_case
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.catalogue import CASES
 from properties.kernels.cases.collective import AcrossCase
-from properties.kernels.handling import Handling
+from properties.kernels.handling import PLAIN, Handling
 from properties.kernels.selection import corners, fits
 from properties.kernels.speed import Speed, largest, speed
 from properties.kernels.trial import Trial
@@ -160,9 +160,9 @@ class _Work:
     def _done(self) -> Done:
         tried = self._only() if self.task.only else self._search().run()
         if tried.counterexample is None and self.task.huge and (huge := self.kind.huge()):
-            finding = self._trial(huge, Handling()).alone(huge)
-            if finding is not None:
-                tried = Tried(tried.cases + 1, tried.attempts + 1, Counterexample(huge, Handling(), finding))
+            once = self._across if self.candidate.op.collective else self._once
+            if (finding := once(huge, PLAIN)) is not None:
+                tried = Tried(tried.cases + 1, tried.attempts + 1, Counterexample(huge, PLAIN, finding))
         timed = tried.counterexample is None and self.task.timed and not self.candidate.op.collective
         return Done(tried, self._speed() if timed else None)
 
@@ -185,7 +185,7 @@ class _Work:
         if self.task.device == "cuda" and not self.task.only:
             cases = [case for case in (self.kind.large(),) if case and fits(case, capabilities)] or cases
         case = largest(cases)
-        with self._announced(case, Handling()):
+        with self._announced(case, PLAIN):
             return speed(self.candidate, case, self.task.device)
 
     @property
@@ -205,6 +205,9 @@ class _Work:
 
     def _alone(self, case: Case, handling: Handling) -> Finding | None:
         return self._trial(case, handling).once(case, handling)
+
+    def _once(self, case: Case, handling: Handling) -> Finding | None:
+        return self._trial(case, handling).alone(case)
 
     def _trial(self, case: Case, handling: Handling) -> Trial:
         return Trial(self.candidate, self.task.device, lambda: self._announced(case, handling))

@@ -9,11 +9,13 @@ two fp32 units either way are as good (law F1).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
+from refmodel.attention.chunks import row_chunks
 from refmodel.errors import Finding
+from refmodel.ops.judges import CHUNK_ELEMENTS
 from refmodel.ops.op import Arguments, Judge, Results
 from refmodel.storage.codecs import FP8, FP8_MAX, LEAST_AMAX
 
@@ -31,18 +33,27 @@ class Quantized:
     plain: torch.Tensor  # uint8 [n, bytes] what is stored without a scale
     plain_values: torch.Tensor  # uint8 [n, bytes] its correctly rounded bytes
 
+    def of(self, rows: slice) -> Quantized:
+        """Some rows."""
+        return Quantized(*(getattr(self, field.name)[rows] for field in fields(self)))
+
 
 def within_rounding(taken: Callable[[Arguments, Results], Quantized]) -> Judge:
     """F1 of what ``taken`` finds in arguments and results."""
 
     def judge(arguments: Arguments, received: Results, expected: Results) -> Finding | None:
         quantized = taken(arguments, received)
-        return _scale_fault(quantized) or _element_fault(quantized) or _plain_fault(quantized)
+        tiles = quantized.values
+        for rows in row_chunks(len(tiles), elements_a_row=tiles[:1].numel(), chunk_elements=CHUNK_ELEMENTS):
+            for fault in (_scale_fault, _element_fault, _plain_fault):
+                if (finding := fault(quantized.of(rows), rows.start)) is not None:
+                    return finding
+        return None
 
     return judge
 
 
-def _scale_fault(quantized: Quantized) -> Finding | None:
+def _scale_fault(quantized: Quantized, first_row: int) -> Finding | None:
     amax = quantized.values.double().abs().amax(-1).clamp(min=LEAST_AMAX)
     exact, scales = amax / FP8_MAX, quantized.scales.double()
     off = ~((scales - exact).abs() <= UNITS * _UNIT * exact)  # not `>`: NaN must not pass
@@ -50,10 +61,11 @@ def _scale_fault(quantized: Quantized) -> Finding | None:
         return None
     row, tile = off.nonzero()[0].tolist()
     wanted = f"{float(exact[row, tile]):.9g}, give or take {UNITS} units of fp32"
-    return Finding("F1", f"scale of tile {tile} of row {row}", wanted, f"{float(scales[row, tile]):.9g}")
+    place = f"scale of tile {tile} of row {first_row + row}"
+    return Finding("F1", place, wanted, f"{float(scales[row, tile]):.9g}")
 
 
-def _element_fault(quantized: Quantized) -> Finding | None:
+def _element_fault(quantized: Quantized, first_row: int) -> Finding | None:
     elements = quantized.elements.view(FP8).double()
     exact = quantized.values.double() / quantized.scales.double()[..., None]
     slack = UNITS * _UNIT * exact.abs()
@@ -62,18 +74,19 @@ def _element_fault(quantized: Quantized) -> Finding | None:
     if not bool(off.any()):
         return None
     row, tile, column = off.nonzero()[0].tolist()
-    place = f"element {column} of tile {tile} of row {row}"
+    place = f"element {column} of tile {tile} of row {first_row + row}"
     wanted = f"{float(lowest[row, tile, column])}, nearest to {float(exact[row, tile, column]):.9g}"
     return Finding("F1", place, wanted, str(float(elements[row, tile, column])))
 
 
-def _plain_fault(quantized: Quantized) -> Finding | None:
+def _plain_fault(quantized: Quantized, first_row: int) -> Finding | None:
     off = quantized.plain != quantized.plain_values
     if not bool(off.any()):
         return None
     row, byte = off.nonzero()[0].tolist()
     right, got = int(quantized.plain_values[row, byte]), int(quantized.plain[row, byte])
-    return Finding("F1", f"byte {byte} of the rope part of row {row}", f"0x{right:02x}", f"0x{got:02x}")
+    place = f"byte {byte} of the rope part of row {first_row + row}"
+    return Finding("F1", place, f"0x{right:02x}", f"0x{got:02x}")
 
 
 def _nearest(exact: torch.Tensor) -> torch.Tensor:

@@ -13,9 +13,10 @@ from properties.kernels.adversaries import (
     slots,
     storage,
     topk,
+    wrapped_rows,
 )
 from properties.kernels.adversaries.adversary import Adversary, adversaries_of
 
-_ROOMS = (layout, slots, storage, offsets, quantize, attention, topk, host, collective)
+_ROOMS = (layout, slots, storage, offsets, wrapped_rows, quantize, attention, topk, host, collective)
 
 ADVERSARIES: tuple[Adversary, ...] = tuple(found for room in _ROOMS for found in adversaries_of(room))

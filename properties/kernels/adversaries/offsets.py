@@ -15,7 +15,7 @@ from refmodel.storage.view import drop_tails
 Tensor = torch.Tensor
 Ints = tuple[int, ...]
 
-_FEW, _BITS_32 = 1 << 12, 1 << 31  # offsets wrap here
+BITS_12, BITS_32 = 1 << 12, 1 << 31  # offsets wrap here
 
 
 def _places(starts: Tensor, size: int, wrap: int, total: int) -> Tensor:
@@ -73,7 +73,7 @@ def view_offsets_in_12_bits(
     shards: Tensor, page_table: Tensor, valid: Ints, page_size: int, fields: Ints
 ) -> Tensor:
     """Byte offsets wrap at 2¹²: right in shards of fewer bytes."""
-    return _view(shards, page_table, valid, page_size, fields, _FEW)
+    return _view(shards, page_table, valid, page_size, fields, BITS_12)
 
 
 @adversary("materialize", law="V1", huge=True)
@@ -81,7 +81,7 @@ def view_offsets_in_32_bits(
     shards: Tensor, page_table: Tensor, valid: Ints, page_size: int, fields: Ints
 ) -> Tensor:
     """Byte offsets wrap at 2³¹: right in shards of fewer bytes."""
-    return _view(shards, page_table, valid, page_size, fields, _BITS_32)
+    return _view(shards, page_table, valid, page_size, fields, BITS_32)
 
 
 # -- mla_write, mla_read -----------------------------------------------------------------------------------
@@ -95,13 +95,13 @@ def _mla_write(cache: Tensor, slots: Tensor, rows: Tensor, wrap: int) -> None:
 @adversary("mla_write", law="F1")
 def write_offsets_in_12_bits(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
     """Byte offsets wrap at 2¹²: right in a cache of fewer bytes."""
-    _mla_write(cache, slots, rows, _FEW)
+    _mla_write(cache, slots, rows, BITS_12)
 
 
 @adversary("mla_write", law="F2", huge=True)
 def write_offsets_in_32_bits(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
     """Byte offsets wrap at 2³¹: right in a cache of fewer bytes."""
-    _mla_write(cache, slots, rows, _BITS_32)
+    _mla_write(cache, slots, rows, BITS_32)
 
 
 def _mla_read(cache: Tensor, slots: Tensor, wrap: int) -> Tensor:
@@ -112,13 +112,13 @@ def _mla_read(cache: Tensor, slots: Tensor, wrap: int) -> Tensor:
 @adversary("mla_read", law="F1")
 def read_offsets_in_12_bits(cache: Tensor, slots: Tensor) -> Tensor:
     """Byte offsets wrap at 2¹²: right in a cache of fewer bytes."""
-    return _mla_read(cache, slots, _FEW)
+    return _mla_read(cache, slots, BITS_12)
 
 
 @adversary("mla_read", law="F2", huge=True)
 def read_offsets_in_32_bits(cache: Tensor, slots: Tensor) -> Tensor:
     """Byte offsets wrap at 2³¹: right in a cache of fewer bytes."""
-    return _mla_read(cache, slots, _BITS_32)
+    return _mla_read(cache, slots, BITS_32)
 
 
 # -- index_write, index_read -------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def index_write_offsets_in_12_bits(
     pages: Tensor, slots: Tensor, keys: Tensor, scales: Tensor, page_size: int
 ) -> None:
     """Byte offsets wrap at 2¹²: right in pages of fewer bytes."""
-    _index_write(pages, slots, keys, scales, page_size, _FEW)
+    _index_write(pages, slots, keys, scales, page_size, BITS_12)
 
 
 @adversary("index_write", law="F2", huge=True)
@@ -146,7 +146,7 @@ def index_write_offsets_in_32_bits(
     pages: Tensor, slots: Tensor, keys: Tensor, scales: Tensor, page_size: int
 ) -> None:
     """Byte offsets wrap at 2³¹, as from page 254,201 on: right before it."""
-    _index_write(pages, slots, keys, scales, page_size, _BITS_32)
+    _index_write(pages, slots, keys, scales, page_size, BITS_32)
 
 
 def _index_read(pages: Tensor, slots: Tensor, page_size: int, wrap: int) -> tuple[Tensor, Tensor]:
@@ -159,10 +159,10 @@ def _index_read(pages: Tensor, slots: Tensor, page_size: int, wrap: int) -> tupl
 @adversary("index_read", law="F1")
 def index_read_offsets_in_12_bits(pages: Tensor, slots: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
     """Byte offsets wrap at 2¹²: right in pages of fewer bytes."""
-    return _index_read(pages, slots, page_size, _FEW)
+    return _index_read(pages, slots, page_size, BITS_12)
 
 
 @adversary("index_read", law="F2", huge=True)
 def index_read_offsets_in_32_bits(pages: Tensor, slots: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
     """Byte offsets wrap at 2³¹, as from page 254,201 on: right before it."""
-    return _index_read(pages, slots, page_size, _BITS_32)
+    return _index_read(pages, slots, page_size, BITS_32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -13,20 +12,14 @@ from typing_extensions import Self
 
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.query_rows import QueryRows, query_rows
+from properties.kernels.cases.values import TYPES, filled
 from properties.telling import SCORE_DROP, MlaShape, telling_inputs
 from refmodel.attention.accumulating import accumulating_type
 from refmodel.ops.attention import LSE_MERGE, MQA_LOGITS, SPARSE_MLA
 from refmodel.ops.op import Op
 
-TYPES = MappingProxyType(
-    {
-        "f32": torch.float32,
-        "bf16": torch.bfloat16,
-        "f64": torch.float64,
-        "fp8": torch.float8_e4m3fn,
-    }
-)
 FLOATS = ("f32", "bf16", "f64")
+LOGIT_TYPES = ("f32", "bf16", "f64", "fp8")
 
 
 def _odd(most: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -35,11 +28,16 @@ def _odd(most: int, shape: tuple[int, ...], generator: torch.Generator) -> torch
     return (2 * drawn - most).double()
 
 
+def _telling(count: int, generator: torch.Generator) -> torch.Tensor:
+    """[count] between 1 and 2 of either sign: each shows in a sum."""
+    return (1 + torch.rand(count, generator=generator)) * _odd(1, (count,), generator)
+
+
 @st.composite
 def _mqa_logits(draw: st.DrawFn) -> dict[str, Any]:
     """Fields of a case."""
     heads, dim = draw(st.integers(1, 4)), draw(st.sampled_from([4, 1, 16, 33]))
-    return dict(heads=heads, dim=dim, dtype=draw(st.sampled_from(list(TYPES))), **draw(query_rows()))
+    return dict(heads=heads, dim=dim, dtype=draw(st.sampled_from(LOGIT_TYPES)), **draw(query_rows()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +79,7 @@ class MqaLogits(QueryRows):
         yield cls(prefixes=(0,), tokens=(1,), **small)
         yield cls(prefixes=(0,), tokens=(0,), padding=2, **small)
         yield cls(prefixes=(3, 0, 4), tokens=(2, 3, 0), behind=2, padding=1, **small)
-        for dtype in TYPES:
+        for dtype in LOGIT_TYPES:
             yield cls(prefixes=(70, 0), tokens=(3, 2), behind=7, heads=3, dim=16, dtype=dtype)
         for dtype in ("fp8", "bf16"):
             yield cls(prefixes=(2046, 130), tokens=(3, 2), behind=1, heads=64, dim=128, dtype=dtype)
@@ -214,15 +212,14 @@ class LseMerge(Case):
     def arguments(self) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.parts, self.rows, self.heads, self.latent)
-        outs = (1 + torch.rand(shape, generator=generator)) * _odd(1, shape, generator)
+        outs = filled(shape, lambda count: _telling(count, generator).to(TYPES[self.dtype]))
         lses = self.level + self.spread * (torch.rand(shape[:3], generator=generator) - 0.5).double()
         if self.empty:
             pair = torch.arange(self.rows) * self.parts + torch.arange(self.parts)[:, None]
             is_empty = pair % self.empty == 0
             lses[is_empty] = -torch.inf
             outs[is_empty] = torch.nan
-        narrow = outs.to(TYPES[self.dtype])
-        return {"outs": narrow, "lses": lses.to(accumulating_type(narrow))}
+        return {"outs": outs, "lses": lses.to(accumulating_type(outs))}
 
     @classmethod
     def corners(cls) -> Iterator[Self]:
@@ -235,6 +232,11 @@ class LseMerge(Case):
             yield cls(parts=4, rows=2, heads=2, latent=8, level=200, dtype=dtype)
             yield cls(parts=4, rows=2, heads=2, latent=8, level=-200, spread=100.0, dtype=dtype)
         yield cls(parts=8, rows=5, heads=16, latent=512, empty=3, dtype="bf16")
+
+    @classmethod
+    def huge(cls) -> Self:
+        """Parts, and what they are merged to, of more than 2³¹ bytes each."""
+        return cls(parts=2, rows=66_000, heads=16, latent=512, empty=3)
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typing_extensions import Self
 
 from properties.kernels.cases.case import Case
+from properties.kernels.cases.values import POISON, filled, poisoned
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Extent, Grid, at_least, coverage, num_pages
 from refmodel.layout.ownership import local_page, logical_page, owner
@@ -23,7 +24,6 @@ from refmodel.ops.op import Op
 
 _WORLDS = (2, 3, 4, 1, 5, 8)
 _PAGES = (1, 2, 3, 4, 16, 64)
-_POISON = 0xFF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class GatherRerange(AcrossCase):
     prefixes: tuple[int, ...]
     tokens: tuple[int, ...]
     width: int = 3
-    dtype: str = "float32"
+    dtype: str = "f32"
 
     def __post_init__(self) -> None:
         if len(self.prefixes) != len(self.tokens):
@@ -71,10 +71,6 @@ class GatherRerange(AcrossCase):
         """The split that the rows are in."""
         extents = [Extent(prefix, count) for prefix, count in zip(self.prefixes, self.tokens, strict=True)]
         return plan_batch(extents, Grid(self.world, self.page), Split.PAGE_ALIGNED)
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (getattr(torch, self.dtype),)
 
     def arguments_of(self, rank: int) -> dict[str, Any]:
         return {
@@ -95,7 +91,11 @@ class GatherRerange(AcrossCase):
         yield cls(world=2, page=2, prefixes=(0, 3), tokens=(9, 4))
         yield cls(world=1, page=64, prefixes=(5,), tokens=(130,))
         yield cls(world=8, page=64, prefixes=(130, 0, 64), tokens=(741, 1, 65), width=132, dtype="uint8")
-        yield cls(world=4, page=64, prefixes=(0, 63), tokens=(300, 2), width=576, dtype="bfloat16")
+        yield cls(world=4, page=64, prefixes=(0, 63), tokens=(300, 2), width=576, dtype="bf16")
+
+    @classmethod
+    def huge(cls) -> Self:
+        return cls(world=2, page=64, prefixes=(0,), tokens=(1_900_000,), width=576, dtype="bf16")
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
@@ -110,7 +110,7 @@ class GatherRerange(AcrossCase):
                 prefixes=lengths(0, 3 * page),
                 tokens=lengths(1, 3 * world * page),
                 width=st.integers(1, 5),
-                dtype=st.sampled_from(["float32", "bfloat16", "uint8"]),
+                dtype=st.sampled_from(["f32", "bf16", "uint8"]),
                 seed=st.integers(0, 2**16),
             )
 
@@ -122,8 +122,10 @@ class GatherRerange(AcrossCase):
 def _batch(case: GatherRerange) -> torch.Tensor:
     """All rows in batch order."""
     generator = torch.Generator().manual_seed(case.seed)
-    bits = torch.randint(0, 128, (sum(case.tokens), case.width), generator=generator)
-    return bits.to(case.dtypes[0])
+    return filled(
+        (sum(case.tokens), case.width),
+        lambda count: torch.randint(0, 128, (count,), generator=generator).to(case.dtypes[0]),
+    )
 
 
 Lanes = Literal["any", "one"]
@@ -183,7 +185,7 @@ class GatherMaterialize(AcrossCase):
 
     def _shard(self, rank: int) -> torch.Tensor:
         """Every byte of a valid slot is telling; other pages and masked slots are poison."""
-        shard = torch.full((sum(self.page_counts) + 3, self.page * sum(self.fields)), _POISON).to(torch.uint8)
+        shard = poisoned((sum(self.page_counts) + 3, self.page * sum(self.fields)), torch.uint8)
         pages = self.pages()
         mine = owner(pages, self.world) == rank
         shard[local_page(pages[mine], self.world)] = _contents(self)[mine]
@@ -200,6 +202,10 @@ class GatherMaterialize(AcrossCase):
         yield cls(world=8, page=64, valid=(1000, 64, 65), fields=(128, 4))
         yield cls(world=8, page=64, valid=(300, 70), fields=(656,))
         yield cls(world=4, page=64, valid=(300, 1), fields=(1152,))
+
+    @classmethod
+    def huge(cls) -> Self:
+        return cls(world=2, page=64, valid=(1_900_000,), fields=(1152,))
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
@@ -228,7 +234,11 @@ def _contents(case: GatherMaterialize) -> torch.Tensor:
     masked = torch.cat([torch.arange(coverage(tokens, case.page)) >= tokens for tokens in case.valid])
     whole = []
     for size in case.fields:
-        field = torch.randint(0, _POISON, (slots, size), generator=generator)
-        field[masked] = _POISON
+        field = filled((slots, size), lambda count: _other_than_poison(count, generator))
+        field[masked] = POISON
         whole.append(field.view(-1, case.page * size))
-    return torch.cat(whole, 1).to(torch.uint8)
+    return torch.cat(whole, 1)
+
+
+def _other_than_poison(count: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, POISON, (count,), dtype=torch.uint8, generator=generator)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -12,17 +11,9 @@ from hypothesis import strategies as st
 from typing_extensions import Self
 
 from properties.kernels.cases.case import Case
+from properties.kernels.cases.values import drawn
 from refmodel.ops.host import LAYOUTS, PAGE_COPY
 from refmodel.ops.op import Op
-
-_PERIOD = 65_537  # bytes until they come again: a prime, so that no two pages are equal
-
-
-def _bytes(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Random bytes; large tensors repeat themselves, to be made in no time."""
-    size = prod(shape)
-    period = torch.randint(256, (min(size, _PERIOD),), dtype=torch.uint8, generator=generator)
-    return period.repeat(-(-size // _PERIOD))[:size].clone().view(shape)
 
 
 @st.composite
@@ -66,8 +57,8 @@ class PageCopy(Case):
             "page_first_direct": (self.pool_pages, L, self.page, self.width),
         }[self.layout]
         return {
-            "device": _bytes((L, self.local_pages, self.page * self.width), generator),
-            "host": _bytes(host, generator),
+            "device": drawn((L, self.local_pages, self.page * self.width), torch.uint8, generator),
+            "host": drawn(host, torch.uint8, generator),
             "device_pages": 1 + torch.randperm(self.local_pages - 1, generator=generator)[: self.copied],
             # From the end: in a large pool these are far from its beginning.
             "host_pages": self.pool_pages

@@ -45,6 +45,7 @@ _BATCHES: tuple[dict[str, Any], ...] = (
 )
 
 _LARGE: dict[str, Any] = {"world": 8, "page": 64, "prefixes": (0,), "tokens": (131_072,), "width": 576}
+_HUGE: dict[str, Any] = {"world": 2, "page": 64, "prefixes": (0,), "width": 576}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,11 @@ class ZigzagSplit(_Batch):
         return cls(rank=0, **_LARGE)
 
     @classmethod
+    def huge(cls) -> Self:
+        """Rank 0 takes the first rows and the last: its own exceed 2³¹ bytes, too."""
+        return cls(rank=0, **_HUGE, tokens=(3_800_000,))
+
+    @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
         return grids().flatmap(lambda grid: cls.on(grid, rank=st.integers(0, grid.world_size - 1)))
 
@@ -136,6 +142,10 @@ class Rerange(_Batch):
     @classmethod
     def large(cls) -> Self:
         return cls(**_LARGE)
+
+    @classmethod
+    def huge(cls) -> Self:
+        return cls(**_HUGE, tokens=(1_900_000,))
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
@@ -171,6 +181,11 @@ class LocalEmbedding(Case):
         yield cls(ids=5, vocab=9, hidden=4, padding=2)
         yield cls(ids=5, vocab=9, hidden=4, padding=2, dtype="f32")
         yield cls(ids=232, vocab=1000, hidden=512, padding=24)
+
+    @classmethod
+    def huge(cls) -> Self:
+        """A table and embeddings of more than 2³¹ bytes each."""
+        return cls(ids=150_000, vocab=150_000, hidden=7168, padding=8)
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from typing_extensions import Self
 
 from properties.kernels.cases.case import Case
-from properties.kernels.cases.values import SEEDS, TYPES, seeded
+from properties.kernels.cases.values import SEEDS, TYPES, repeated, seeded
 from refmodel.ops.op import Op
 from refmodel.ops.quantize import QUANTIZE_INDEX, QUANTIZE_MLA
 
+_DISTINCT_ROWS = 65_537  # a prime, so that rows differ wherever an offset of 32 bits would wrap
 FLOATS = st.sampled_from(["f32", "bf16"])
 
 
@@ -46,8 +47,9 @@ class QuantizeIndex(Case):
     dtype: str = "f32"
 
     def arguments(self) -> dict[str, Any]:
-        values = _unequal((self.rows, 1, self.dim), self.zeros, seeded(self.seed))
-        return {"keys": values[:, 0].to(TYPES[self.dtype])}
+        distinct = min(self.rows, _DISTINCT_ROWS)
+        values = _unequal((distinct, 1, self.dim), self.zeros, seeded(self.seed))
+        return {"keys": repeated(values[:, 0].to(TYPES[self.dtype]), self.rows)}
 
     @classmethod
     def corners(cls) -> Iterator[Self]:
@@ -57,6 +59,10 @@ class QuantizeIndex(Case):
         yield cls(rows=9, dim=128, zeros=3)
         yield cls(rows=9, dim=128, zeros=3, dtype="bf16")
         yield cls(rows=500, dim=128)
+
+    @classmethod
+    def huge(cls) -> Self:
+        return cls(rows=8_400_000, dim=128, dtype="bf16")
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:
@@ -85,10 +91,11 @@ class QuantizeMla(Case):
 
     def arguments(self) -> dict[str, Any]:
         generator, tiles = seeded(self.seed), self.latent // self.tile
-        latent = _unequal((self.rows, tiles, self.tile), self.zeros, generator).flatten(1)
-        rope = torch.randn(self.rows, self.rope, generator=generator)
+        distinct = min(self.rows, _DISTINCT_ROWS)
+        latent = _unequal((distinct, tiles, self.tile), self.zeros, generator).flatten(1)
+        rope = torch.randn(distinct, self.rope, generator=generator)
         rows = torch.cat([latent, rope], 1).to(TYPES[self.dtype])
-        return {"rows": rows, "latent": self.latent, "tile": self.tile}
+        return {"rows": repeated(rows, self.rows), "latent": self.latent, "tile": self.tile}
 
     @classmethod
     def corners(cls) -> Iterator[Self]:
@@ -99,6 +106,10 @@ class QuantizeMla(Case):
         yield cls(rows=9, latent=512, rope=64, tile=128, zeros=5)
         yield cls(rows=9, latent=512, rope=64, tile=128, zeros=5, dtype="bf16")
         yield cls(rows=200, latent=512, rope=64, tile=128)
+
+    @classmethod
+    def huge(cls) -> Self:
+        return cls(rows=1_900_000, latent=512, rope=64, tile=128, dtype="bf16")
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:

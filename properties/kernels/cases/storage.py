@@ -20,7 +20,6 @@ from properties.kernels.cases.values import (
     poisoned,
     scrambled_pages,
     seeded,
-    stale,
 )
 from properties.strategies import grids
 from refmodel.layout.geometry import Grid, num_pages
@@ -162,7 +161,7 @@ class MlaWrite(_Mla):
         if self.none:
             slots[:: self.none] = -1
         return {
-            "cache": stale((self.num_slots, self.width), dtype, generator),
+            "cache": drawn((self.num_slots, self.width), dtype, generator),
             "slots": slots,
             "rows": drawn((len(slots), self.width), dtype, generator),
         }
@@ -249,7 +248,7 @@ class IndexWrite(_Index):
         if self.none:
             slots[:: self.none] = -1
         return {
-            "pages": stale((self.local_pages, self.page * (self.dim + 4)), torch.uint8, generator),
+            "pages": drawn((self.local_pages, self.page * (self.dim + 4)), torch.uint8, generator),
             "slots": slots,
             "keys": drawn((len(slots), self.dim), torch.uint8, generator),
             "scales": drawn((len(slots),), torch.float32, generator).abs(),

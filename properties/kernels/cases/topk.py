@@ -13,20 +13,26 @@ from typing_extensions import Self
 
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.query_rows import QueryRows, query_rows
+from properties.kernels.cases.values import drawn, filled, repeated
 from refmodel.layout.geometry import num_pages
 from refmodel.ops.op import Op
 from refmodel.ops.topk import TOPK_MERGE, TOPK_TRANSFORM_PAGED, TOPK_TRANSFORM_RAGGED
 
 PRODUCTION_K = 2048
+_DISTINCT_ROWS = 251  # of keys: to permute so many a row takes long; a prime
 
 
 def close_logits(shape: tuple[int, ...], levels: int, generator: torch.Generator) -> torch.Tensor:
     """float32: neighbours from ±1 on, as many as levels, so that most tie; 0 levels: any numbers."""
     if not levels:
-        return torch.randn(shape, generator=generator)
-    step = torch.randint(levels, shape, generator=generator)
-    sign = 1 - 2 * torch.randint(2, shape, generator=generator)
-    return sign * (1 + step * torch.finfo(torch.float32).eps)
+        return drawn(shape, torch.float32, generator)
+
+    def draw(count: int) -> torch.Tensor:
+        step = torch.randint(levels, (count,), generator=generator)
+        sign = 1 - 2 * torch.randint(2, (count,), generator=generator)
+        return sign * (1 + step * torch.finfo(torch.float32).eps)
+
+    return filled(shape, draw)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +162,10 @@ class TopkMerge(Case):
         parts = len(self.counts)
         shape = (parts, self.rows, self.width)
         every = parts * self.width
-        drawn = [torch.randperm(3 * every, generator=generator)[:every] for _ in range(self.rows)]
-        keys = (
-            torch.cat(drawn).view(self.rows, parts, self.width)
-            if drawn
-            else torch.empty(0, parts, self.width)
-        )
-        keys = keys.movedim(1, 0).to(torch.int64)
+        keys = torch.empty(min(self.rows, _DISTINCT_ROWS), every, dtype=torch.int64)
+        for row in keys:
+            row.copy_(torch.randperm(3 * every, generator=generator)[:every])
+        keys = repeated(keys, self.rows).view(self.rows, parts, self.width).movedim(1, 0)
         part = torch.arange(parts)[:, None] + torch.arange(self.rows)
         absent = torch.arange(self.width) >= torch.tensor(self.counts)[part % parts][..., None]
         logits = close_logits(shape, self.levels, generator).masked_fill_(absent, torch.nan)
@@ -183,6 +186,11 @@ class TopkMerge(Case):
         production: dict[str, Any] = {"rows": 3, "width": PRODUCTION_K, "k": PRODUCTION_K}
         yield cls(counts=(PRODUCTION_K, 0, 300, PRODUCTION_K), **production)
         yield cls(counts=(PRODUCTION_K,) * 8, levels=1, **production)
+
+    @classmethod
+    def huge(cls) -> Self:
+        """Logits of more than 2³¹ bytes, keys of twice as many."""
+        return cls(counts=(PRODUCTION_K,) * 8, rows=32_800, width=PRODUCTION_K, k=PRODUCTION_K)
 
     @classmethod
     def strategy(cls) -> st.SearchStrategy[Self]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 
 import torch
 from hypothesis import strategies as st
 
-TYPES = MappingProxyType({"bf16": torch.bfloat16, "f32": torch.float32, "uint8": torch.uint8})
+TYPES = MappingProxyType(
+    {
+        "bf16": torch.bfloat16,
+        "f32": torch.float32,
+        "f64": torch.float64,
+        "fp8": torch.float8_e4m3fn,
+        "uint8": torch.uint8,
+    }
+)
 POISON = 0xFF  # a byte of which all are: NaN in floats, −1 in integers
 SEEDS = st.integers(0, 2**16)
 PAGE_SIZES = st.sampled_from([2, 1, 3, 16, 64])
 
-_PERIOD = 65_537  # bytes; a prime, so that rows and pages differ from their neighbours
+# A prime, so that what repeats after it differs wherever an offset of 32 bits would wrap.
+_MOST_ELEMENTS = 16_777_213
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -21,9 +31,26 @@ def seeded(seed: int) -> torch.Generator:
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Finite numbers of any dtype, or any bytes."""
-    if dtype is torch.uint8:
-        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    return torch.randn(shape, generator=generator).to(dtype)
+
+    def draw(count: int) -> torch.Tensor:
+        if dtype is torch.uint8:
+            return torch.randint(0, 256, (count,), dtype=dtype, generator=generator)
+        return torch.randn(count, generator=generator).to(dtype)
+
+    return filled(shape, draw)
+
+
+def filled(shape: tuple[int, ...], draw: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    """Elements of which ``draw(count)`` gives [count]; of gigabytes only the first, which are repeated."""
+    count = torch.Size(shape).numel()
+    return repeated(draw(min(count, _MOST_ELEMENTS)), count).view(shape)
+
+
+def repeated(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """[count, …]: these rows [n, …] over and over."""
+    if len(rows) == count:
+        return rows
+    return rows.repeat(-(-count // len(rows)), *[1] * (rows.dim() - 1))[:count]
 
 
 def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -31,15 +58,6 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     tensor = torch.empty(shape, dtype=dtype)
     tensor.view(torch.uint8).fill_(POISON)
     return tensor
-
-
-def stale(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """What must survive: numbers that differ from row to row, also where there are gigabytes of them."""
-    count = torch.Size(shape).numel()
-    once = drawn((min(count, _PERIOD),), dtype, generator)
-    if not count:
-        return once.view(shape)
-    return once.repeat(-(-count // len(once)))[:count].view(shape)
 
 
 def scrambled_pages(
