@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -78,3 +79,26 @@ def test_a_gpu_that_a_kernel_has_lost_is_a_crash_and_leaves_the_other_operations
     assert "fail (crash)" in result.output
     assert "device-side assert" in result.output
     assert "check broke: 1 pass, 1 fail" in result.output
+
+
+@on_a_gpu
+def test_a_failure_past_32_bits_replays() -> None:
+    target = "properties.kernels.adversaries.offsets:read_offsets_in_32_bits"
+    result = cpkv("check", target, "--op", "mla_read", "--device", "cuda", "--examples", "0")
+    assert "fail (F2)" in result.output
+    replay = next(line for line in result.output.splitlines() if "replay" in line)
+    words = shlex.split(replay.partition("cpkv ")[2])
+    again = cpkv(*words)
+    assert "fail (F2)" in again.output
+    assert "check broke: 1 fail; 1 case" in again.output
+
+
+@on_a_gpu
+def test_a_gpu_without_room_is_nobodys_fault(kernels: Write) -> None:
+    file = kernels(
+        "import torch\n"
+        + RIGHT.replace("    return", "    torch.empty(2**48, device=slots.device)\n    return")
+    )
+    result = cpkv("check", file, "--device", "cuda")
+    assert "logical_to_physical: unknown, CUDA out of memory" in result.output
+    assert "check held" not in result.output

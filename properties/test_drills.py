@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -84,7 +83,7 @@ def test_a_killed_process_is_named(gloo_world: Callable[[int], World]) -> None:
 @pytest.mark.parametrize("text", ["free rank=1 step=8", "die rank=1 at=#2"])
 def test_a_gate_that_sees_nothing_is_told(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "judge_history", lambda *_: ())
-    monkeypatch.setattr(drills, "try_history", lambda *_: Verdict[Any](()))
+    monkeypatch.setattr(drills, "try_history", lambda *_: Verdict(()))
     with World.lockstep(2) as world:
         (finding,) = unnoticed(world, rehearsed(2).history, parse_drill(text))
     assert finding.received == "nothing"
@@ -102,7 +101,7 @@ def test_drills_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="fault"):
         parse_drill("nonsense rank=1 step=2")
     rehearsal = rehearsed(2)
-    finding = drills._of_old_tables(Verdict[Any](()), Stale("unheard", 1, 3))
+    finding = drills._of_old_tables(Verdict(()), Stale("unheard", 1, 3))
     file = write_found(undrilled(rehearsal.history, next(finding), 0, "lockstep", "unheard"), tmp_path)
     assert cpkv("fuzz", "--replay", file, "--drill", "unheard rank=1 step=3").exit_code == 0
     assert "steps 1 … 8" in refused("fuzz", "--replay", file, "--drill", "unheard rank=1 step=9")

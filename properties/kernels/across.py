@@ -20,7 +20,7 @@ name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ from properties.kernels import faults
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.collective import AcrossCase
 from properties.kernels.handling import PLAIN, Handling
-from properties.kernels.trial import Trial
+from properties.kernels.trial import Running, Trial
 from refmodel.collectives import device_of
 from refmodel.errors import Finding, InvalidInput, Where
 from refmodel.ops.catalogue import OPS
@@ -52,19 +52,24 @@ def try_case(
     handling: Handling = PLAIN,
     *,
     named: Named | None = None,
+    running: Running = nullcontext,
 ) -> Finding | None:
     """The first fault of a candidate with one case on a world; None if there is none.
 
-    ``named``: what the candidate was loaded from; needed where ranks are processes. ``law`` of a finding is a
-    law (V6: the ranks did not call alike) or a word of :mod:`properties.kernels.faults`; ``where`` has the
-    rank. :class:`InvalidInput` if the case is of another number of ranks. A world that is missing, or that
-    broke twice, is raised, and so is what the case or the reference raises: no fault of the candidate's.
+    ``named``: what the candidate was loaded from; needed where ranks are processes. ``running`` is entered
+    while ranks run. ``law`` of a finding is a law (V6: the ranks did not call alike) or a word of
+    :mod:`properties.kernels.faults`; ``where`` has the rank. :class:`InvalidInput` if the case is of another
+    number of ranks. A world that is missing, or that broke twice, is raised, and so is what the case or the
+    reference raises: no fault of the candidate's.
     """
     if case.world != world.size:
         raise InvalidInput("ranks of a case", expected=f"{world.size}, as {world} has", received=case.world)
     try:
-        tried = world.run(_try, named or candidate, case, handling)
+        with running():
+            tried = world.run(_try, named or candidate, case, handling)
     except (Deadlock, Diverged, RankFailed, TimedOut) as failure:
+        if isinstance(failure.__cause__, torch.OutOfMemoryError):
+            raise failure.__cause__ from None
         return _finding_of(failure)
     return next(_findings(case, tried), None)
 
@@ -107,7 +112,10 @@ def _try(group: dist.ProcessGroup, given: Candidate | Named, case: AcrossCase, h
 
     trial = Trial(candidate, device_of(group).type, noting)
     done, fault = [], None
-    for run in trial.runs(cast("Case", _OfRank(case, group, case.seed)), handling):
+    mine = _OfRank(case, group, case.seed)
+    large = case == type(case).huge()  # too large for more than one run
+    runs = [trial.run(mine.arguments())] if large else trial.runs(cast("Case", mine), handling)
+    for run in runs:
         if raised:  # that ends a rank, and the world says of all the others where they were
             raise raised[0]
         # After any other fault this rank goes on: the others wait for the calls of the runs to come.

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
+from threading import Lock
 
 import torch
 from msgspec.structs import replace as with_fields
@@ -15,10 +16,10 @@ from msgspec.structs import replace as with_fields
 from properties.kernels import faults
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.catalogue import CASES
-from properties.kernels.child import Done, Task, Troubled
+from properties.kernels.child import Done, NoRoom, Task, Troubled
 from properties.kernels.handling import PLAIN
 from properties.kernels.known import Known
-from properties.kernels.selection import size_of, some_cases
+from properties.kernels.selection import fits, size_of, some_cases
 from properties.kernels.speed import Speed
 from properties.kernels.tried import Counterexample, Tried
 from properties.kernels.verdicts import Failure, Timing, Verdict, failure_of
@@ -73,6 +74,7 @@ class Check:
     children: Children
     failed: list[Case] = field(default_factory=list)  # counterexamples, for those who export them
     speeds: list[Speed] = field(default_factory=list)  # of what passed, if that was asked for
+    _room: Lock = field(default_factory=Lock)  # on the GPU, for one case of gigabytes at a time
 
     def __post_init__(self) -> None:
         loaded = self.children.loaded()
@@ -127,26 +129,35 @@ class Check:
         return known_or_not(verdict, self.plan.known)
 
     def _tried(self, op: str, device: str, children: Children) -> Verdict:
-        plan = self.plan
-        task = Task(
-            op,
-            device,
-            plan.world,
-            plan.examples,
-            plan.seed,
-            only=() if plan.case is None else ((plan.case, None),),
-            huge=device == "cuda" and plan.case is None,
-            timed=plan.timed,
-        )
+        plan, huge = self.plan, CASES[op].huge()
+        task = Task(op, device, plan.world, plan.examples, plan.seed, timed=plan.timed)
+        if plan.case is not None:
+            way = PLAIN if plan.case == huge else None
+            return self._asked(replace(task, only=((plan.case, way),)), children)
+        verdict = self._asked(task, children)
+        if verdict.verdict != "pass" or device != "cuda" or huge is None:
+            return verdict
+        if not fits(huge, self.capabilities[op]):
+            return _passed_but(verdict, "no such case is within what is declared")
+        with self._room:
+            last = self._asked(replace(task, only=((huge, PLAIN),), timed=False), children)
+        if last.verdict == "unknown":
+            return _passed_but(verdict, last.why)
+        both = {"cases": verdict.cases + 1, "attempts": verdict.attempts + 1}
+        return with_fields(verdict if last.verdict == "pass" else last, **both)
+
+    def _asked(self, task: Task, children: Children) -> Verdict:
         try:
             answer = children.ask(task)
         except WorldUnavailable as error:
-            return _unknown(op, str(error))
+            return _unknown(task.op, str(error))
         if isinstance(answer, Ended):
             return self._ended(task, answer, children)
         if isinstance(answer, Troubled):
-            return _unknown(op, f"the kit failed:\n{answer.text}")
-        return self._answered(op, answer)
+            return _unknown(task.op, f"the kit failed:\n{answer.text}")
+        if isinstance(answer, NoRoom):
+            return _unknown(task.op, answer.text)
+        return self._answered(task.op, answer)
 
     def _answered(self, op: str, answer: Done) -> Verdict:
         tried = answer.tried
@@ -172,7 +183,7 @@ class Check:
         found = ended.counterexample
         if ended.of_memory or found is None:
             return _unknown(task.op, f"the process {ended.received}")
-        if self.plan.case is None:
+        if not task.only:
             found = self._smaller(task, found, children)
         return self._failed(task.op, Tried(ended.attempts, ended.attempts), found)
 
@@ -181,7 +192,7 @@ class Check:
         cases = some_cases(CASES[task.op], self.capabilities[task.op], _SMALLER, self.plan.seed)
         smaller = [(case, PLAIN) for case in cases if size_of(case) < size_of(found.case)]
         tries = (*smaller, (found.case, PLAIN), (found.case, found.handling))
-        answer = children.ask(replace(task, only=tries, huge=False, timed=False), fresh=True)
+        answer = children.ask(replace(task, only=tries, timed=False), fresh=True)
         if isinstance(answer, Ended) and answer.counterexample is not None:
             return answer.counterexample
         return replace(found, steady=False)
@@ -234,6 +245,12 @@ def _timing(speed: Speed) -> Timing:
         speed.flop_rate,
         speed.share,
     )
+
+
+def _passed_but(verdict: Verdict, why: str) -> Verdict:
+    """In all but the case of gigabytes."""
+    untried = f"not tried: offsets past 2³¹ bytes, {why}"
+    return with_fields(verdict, why=f"{verdict.why}; {untried}" if verdict.why else untried)
 
 
 def _unknown(op: str, why: str) -> Verdict:

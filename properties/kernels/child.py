@@ -53,7 +53,6 @@ class Task:
     examples: int = 0
     seed: int = 0
     only: tuple[tuple[Case, Handling | None], ...] = ()  # these cases, in this way or in all of them
-    huge: bool = False  # one that exceeds 32-bit offsets, too
     timed: bool = False
 
 
@@ -100,7 +99,14 @@ class Troubled:
     text: str
 
 
-Message = Loaded | Refused | Begins | Returned | Done | Troubled
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """The memory of the GPU does not suffice: whose fault that is, nobody knows."""
+
+    text: str
+
+
+Message = Loaded | Refused | Begins | Returned | Done | Troubled | NoRoom
 
 
 def serve(target: str, op: str | None, output: str, pipe: Connection) -> None:
@@ -154,15 +160,16 @@ class _Work:
             return self._done()
         except (InvalidInput, WorldUnavailable) as error:
             return Refused(error)
+        except torch.OutOfMemoryError as error:
+            return NoRoom(str(error))
         except Exception:  # of the kit, or of a case: the candidate's are findings
             return Troubled(traceback.format_exc())
+        finally:
+            if self.task.device == "cuda":  # others share the GPU
+                torch.cuda.empty_cache()
 
     def _done(self) -> Done:
         tried = self._only() if self.task.only else self._search().run()
-        if tried.counterexample is None and self.task.huge and (huge := self.kind.huge()):
-            once = self._across if self.candidate.op.collective else self._once
-            if (finding := once(huge, PLAIN)) is not None:
-                tried = Tried(tried.cases + 1, tried.attempts + 1, Counterexample(huge, PLAIN, finding))
         timed = tried.counterexample is None and self.task.timed and not self.candidate.op.collective
         return Done(tried, self._speed() if timed else None)
 
@@ -204,13 +211,8 @@ class _Work:
         return self._across if self.candidate.op.collective else self._alone
 
     def _alone(self, case: Case, handling: Handling) -> Finding | None:
-        return self._trial(case, handling).once(case, handling)
-
-    def _once(self, case: Case, handling: Handling) -> Finding | None:
-        return self._trial(case, handling).alone(case)
-
-    def _trial(self, case: Case, handling: Handling) -> Trial:
-        return Trial(self.candidate, self.task.device, lambda: self._announced(case, handling))
+        trial = Trial(self.candidate, self.task.device, lambda: self._announced(case, handling))
+        return trial.alone(case) if case == self.kind.huge() else trial.once(case, handling)
 
     def _across(self, case: Case, handling: Handling) -> Finding | None:
         across = cast("AcrossCase", case)
@@ -219,9 +221,15 @@ class _Work:
         if size is not None:
             across = across.on(size)
         world = self.worlds.get(kind, across.world)
-        with self._announced(across, handling):
-            by_name = None if kind.startswith("lockstep") else named(self.target.name, self.task.op)
-            return try_case(self.candidate, across, world, handling, named=by_name)
+        by_name = None if kind.startswith("lockstep") else named(self.target.name, self.task.op)
+        return try_case(
+            self.candidate,
+            across,
+            world,
+            handling,
+            named=by_name,
+            running=lambda: self._announced(across, handling),
+        )
 
     @contextmanager
     def _announced(self, case: Case, handling: Handling) -> Iterator[None]:

@@ -75,11 +75,13 @@ class Trial:
         return self._judged(runs)
 
     def alone(self, case: Case) -> Finding | None:
-        """One run of a case that is too large for more; it is judged on the device, too."""
-        arguments = self._there(case.arguments())
-        memory = memory_for(arguments, PLAIN, device=self.device)
-        run = self._run(arguments, memory, PLAIN, 0, home=self.device)
+        """The fault of a case that is too large for more than one run; it is judged on the device, too."""
+        run = self.run(self._there(case.arguments()), home=self.device)
         return run.fault or self._judged([run])
+
+    def run(self, arguments: Arguments, *, home: str = "cpu") -> Run:
+        """One run, in the plainest way. ``home``: where the outcome is to be."""
+        return self._run(arguments, memory_for(arguments, PLAIN, device=self.device), PLAIN, 0, home=home)
 
     # -- the candidate's runs ------------------------------------------------------------------------------
 
@@ -142,6 +144,8 @@ class Trial:
         except NotResults as error:
             expected = ", ".join(f"{said.name} {said.shape}" for said in self.op.results)
             raise Faulty(faults.RESULTS, "what came back", expected, str(error)) from error
+        except torch.OutOfMemoryError:  # others share the GPU: nobody knows whose fault it is
+            raise
         except BaseException as error:  # SystemExit is one way of not giving results, too
             raise _raised(error) from error
         return results, copies

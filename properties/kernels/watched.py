@@ -21,6 +21,7 @@ from properties.kernels.child import (
     Done,
     Loaded,
     Message,
+    NoRoom,
     Refused,
     Returned,
     Task,
@@ -103,7 +104,7 @@ class Children:
         """What the target has. :class:`InvalidInput` if it cannot be loaded."""
         return self._there().loaded
 
-    def ask(self, task: Task, *, fresh: bool = False) -> Done | Troubled | Ended:
+    def ask(self, task: Task, *, fresh: bool = False) -> Done | Troubled | NoRoom | Ended:
         """Have a task done. :class:`InvalidInput` or ``WorldUnavailable`` if it has no meaning here."""
         if fresh:
             self.end()
@@ -162,7 +163,7 @@ class Children:
 
     # -- listening -----------------------------------------------------------------------------------------
 
-    def _listen(self, child: _Child, limit: float) -> Loaded | Refused | Done | Troubled | Ended:
+    def _listen(self, child: _Child, limit: float) -> Loaded | Refused | Done | Troubled | NoRoom | Ended:
         """Until it answers, or ends, or takes too long."""
         kills = count_memory_kills()
         during: Begins | None = None
