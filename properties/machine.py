@@ -7,7 +7,7 @@ switched off (swarm testing), so that histories without a single finish come up 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -58,7 +58,11 @@ def histories(draw: st.DrawFn, *, aimed: bool = False, ranks: int | None = None)
     ``aimed``: so that :func:`aim` has an effect; else they are as different as chance makes them.
     ``ranks``: of every service, if that is not to be drawn.
     """
-    choices = Choices.aimed(draw) if aimed else Choices.free(draw)
+    return drawn_history(Choices.aimed(draw) if aimed else Choices.free(draw), ranks)
+
+
+def drawn_history(choices: Choices, ranks: int | None = None) -> Drawn:
+    """One history, by whatever makes the choices."""
     service, features = drawn_service(choices, ranks)
     operations = _operations(features)
     may_be_off = [name for name in operations if name not in _NEVER_OFF]
@@ -84,7 +88,7 @@ def _operations(features: Collection[str]) -> dict[str, Operation]:
 
 def _next_steps(
     choices: Choices, rehearsal: Rehearsal, operations: dict[str, Operation], off: Collection[str]
-) -> list[Step]:
+) -> Iterable[Step]:
     """One operation, of those that are possible now and not switched off."""
     model, crowded = rehearsal.model, rehearsal.crowded
     weights = {

@@ -17,8 +17,10 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.msgpack import encode
 from msgspec.structs import replace
 
+from refmodel.layout.geometry import ceil_div
 from refmodel.layout.split import Split
 from refmodel.serving.host_layouts import CopyEngine, HostLayout
 from refmodel.serving.write_policy import WritePolicy
@@ -47,18 +49,28 @@ Fails = Callable[[History], bool]
 
 
 def shrunk(history: History, fails: Fails, *, most_tries: int = MOST_TRIES) -> History:
-    """The smallest history found that still fails. ``fails`` must hold of ``history``, and is pure."""
-    tries = 0
-    smaller = True
-    while smaller:
-        smaller = False
-        for candidate in _smaller(history):
-            tries += 1
-            if tries > most_tries:
-                return history
-            if fails(candidate):
-                history, smaller = candidate, True
-                break
+    """The smallest history found that still fails. ``fails`` must hold of ``history``, and is pure.
+
+    One way of making it smaller at a time, as long as that helps; none is tried twice on the same history.
+    """
+    tried = set[bytes]()
+    before = None
+    while history is not before:
+        before = history
+        for way in (_without_steps, _plainer, _with_smaller_steps, _without_pairs):
+            smaller: History | None = history
+            while smaller is not None:
+                history, smaller = smaller, None
+                for candidate in way(history):
+                    key = encode(candidate)
+                    if key in tried:
+                        continue
+                    if len(tried) == most_tries:
+                        return history
+                    tried.add(key)
+                    if fails(candidate):
+                        smaller = candidate
+                        break
     return history
 
 
@@ -84,14 +96,6 @@ def _with_names(operation: object, names: dict[str, str]) -> object:
     return replace(operation, **{key: names.get(name, name) for key, name in about.items() if name})
 
 
-def _smaller(history: History) -> Iterator[History]:
-    """One change each, those that remove most first."""
-    yield from _without_steps(history)
-    yield from _plainer(history)
-    yield from _with_smaller_steps(history)
-    yield from _without_pairs(history)
-
-
 def _without_steps(history: History) -> Iterator[History]:
     steps = history.history
     length = len(steps) // 2
@@ -104,7 +108,16 @@ def _without_steps(history: History) -> Iterator[History]:
         if step.submit is not None:
             others = [each for each in steps if step.submit.request not in _names(each)]
             if others:
-                yield replace(history, history=others)
+                yield replace(history, history=[_without_like(each, step.submit) for each in others])
+
+
+def _without_like(step: Step, gone: Submit) -> Step:
+    """A prompt that began as one that is gone did begins as whatever that one began as."""
+    prompt = step.submit
+    if prompt is None or prompt.like != gone.request:
+        return step
+    shared = min(prompt.shared, gone.shared) if gone.like is not None else 0
+    return replace(step, submit=replace(prompt, like=gone.like, shared=shared))
 
 
 def _without_pairs(history: History) -> Iterator[History]:
@@ -158,7 +171,24 @@ def _plainer(history: History) -> Iterator[History]:
                 smaller = replace(history, **{name: less})
                 if name in ("world_size", "page_size"):
                     yield _scaled(smaller, less, size)
+                if name == "world_size":
+                    yield _merged(history, less)
                 yield smaller
+
+
+def _merged(history: History, world_size: int) -> History:
+    """As many pages in fewer lanes, and evictions of all that can go."""
+    lanes = {
+        name: ceil_div(getattr(history, name) * history.world_size, world_size)
+        for name in ("pages_per_lane", "host_pages_per_lane")
+    }
+    steps = [
+        replace(step, evict=Evict(min(step.evict.lane, world_size - 1), lanes["pages_per_lane"]))
+        if step.evict is not None
+        else _scaled_step(step, world_size, 1, 1)
+        for step in history.history
+    ]
+    return replace(history, world_size=world_size, history=steps, **lanes)
 
 
 def _scaled(history: History, part: int, whole: int) -> History:

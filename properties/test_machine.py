@@ -72,23 +72,13 @@ UNREACHABLE = {
     "index-count-unchecked": "right senders send the index pages of their KV pages",
     "last-message-wins": "right senders send one message of a chunk",
 }
-# Mutants that need more histories than that, or more steps, and why.
-RARELY_SHOWN = {
-    "host-02": "needs a page whose index went bad in storage, fetched and asked for again",
-    "host-05": "needs a prefetch of pages whose first are on the host, and a prompt that reads them then",
-    "host-06": "found, but nine steps: a lane must be full, and what landed in another is read again",
-    "pages-by-move-number": "needs a backup of pages whose first are on the host",
-    "failed-fill-evicts": "needs a backup for which one lane of the host has room and another has none",
-    "storage-asked-for-kv": "ten steps: stored, one file lost, dropped, fetched, evicted, asked for again",
-    "sent-twice": "decode refuses what follows a last chunk it has heard of: needs one that it has not",
-}
 RARE = {"victims of one age", "part arrived", "loaded elsewhere"}  # not in every few hundred histories
 ROOMS = (lanes, radix, admission, host, transfer)
 OF_THE_ROOMS = [m for room in ROOMS for m in vars(room).values() if isinstance(m, Mutant)]
 REACHABLE = [
     mutant.id
     for mutant in OF_THE_ROOMS
-    if mutant.id not in UNREACHABLE | RARELY_SHOWN and not mutant.place.startswith("refmodel.config.")
+    if mutant.id not in UNREACHABLE and not mutant.place.startswith("refmodel.config.")
 ]
 
 
@@ -127,7 +117,7 @@ def test_a_wrong_engine_is_found_by_a_short_history(mutant_id: str) -> None:
 
 
 def test_mutants_that_are_left_out_exist() -> None:
-    assert UNREACHABLE.keys() | RARELY_SHOWN.keys() <= {mutant.id for mutant in OF_THE_ROOMS}
+    assert UNREACHABLE.keys() <= {mutant.id for mutant in OF_THE_ROOMS}
 
 
 def test_what_was_found_is_a_file_that_the_gate_replays(tmp_path: Path) -> None:

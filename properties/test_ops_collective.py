@@ -262,11 +262,23 @@ def test_a_case_of_another_number_of_ranks_is_refused() -> None:
         try_case(right(CASE.op), CASE, World.lockstep(2))
 
 
+def passes(kind: type[AcrossCase], world: World) -> None:
+    target = named("properties.kernels.references", kind.op.name)
+    for case in kind.corners():
+        assert try_case(right(kind.op), case.on(world.size), world, named=target) is None
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_passes_on_processes(
+    kind: type[AcrossCase], gloo_world: Callable[[int], World]
+) -> None:
+    passes(kind, gloo_world(2))
+
+
 @pytest.mark.nccl
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_passes_on_gpus(kind: type[AcrossCase]) -> None:
-    target = named("properties.kernels.references", kind.op.name)
     with World.nccl(2) as world:
-        for case in kind.corners():
-            assert try_case(right(kind.op), case.on(2), world, named=target) is None
+        passes(kind, world)

@@ -1,8 +1,8 @@
-"""A kind of step in a history that is being drawn."""
+"""A kind of step in a history that is being drawn, or several that go together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from properties.drawing.choices import Choices
@@ -17,4 +17,4 @@ class Operation:
     weight: int
     when_crowded: int  # its weight after a step that found no pages
     possible: Callable[[Model], object]
-    steps: Callable[[Choices, Model], list[Step]]
+    steps: Callable[[Choices, Model], Iterable[Step]]  # each is drawn from what the one before has left

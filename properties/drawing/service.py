@@ -92,16 +92,31 @@ def _with_host(choices: Choices, storage: bool) -> dict[str, Any]:
         "storage": storage,
         "max_tokens": None,
     }
-    return settings | (_with_other_lanes(choices) if choices.once_in(3) else {})
+    special = choices.of([{}, _with_other_lanes(choices), _with_one_copy_a_lane(choices)])
+    return settings | special
 
 
 def _with_other_lanes(choices: Choices) -> dict[str, Any]:
     """Loads may land in other lanes: the first must run out, and others must not."""
     return {
         "load_anywhere": True,
+        "max_requests": None,
+        "batch": True,
         "world_size": choices.of([3, 4, 2]),
         "pages_per_lane": choices.of([1, 2]),
         "rotate": False,
+        "chunk": None,
+        "write_policy": WritePolicy.WRITE_THROUGH,
+    }
+
+
+def _with_one_copy_a_lane(choices: Choices) -> dict[str, Any]:
+    """A prompt of two pages in one lane has no room there, but in others; which lane comes first varies."""
+    return {
+        "host_pages_per_lane": 1,
+        "world_size": choices.of([2, 3]),
+        "pages_per_lane": choices.of([6, 4]),
+        "rotate": True,
         "chunk": None,
         "write_policy": WritePolicy.WRITE_THROUGH,
     }

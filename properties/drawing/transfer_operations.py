@@ -32,8 +32,9 @@ def _send(choices: Choices, model: Model) -> list[Step]:
     if choices.below(2):
         is_last = (tokens or request.valid) == len(request.ids)
         ranks = {choices.below(model.W) for _ in range(choices.between(1, 2))}
-        if choices.once_in(5):
-            return [Step(send=Send(name, tokens, tuple(range(model.W))))]  # decode hears nothing of it
+        if choices.once_in(5):  # decode hears nothing of it, and so cannot refuse a second one
+            unheard = Step(send=Send(name, tokens, tuple(range(model.W))))
+            return [unheard, Step(send=Send(name))] if is_last else [unheard]
         for rank in sorted(ranks):
             fate = choices.of(["lose", "repeat"] if is_last else ["late", "lose", "repeat"])
             fates[fate] += (rank,)

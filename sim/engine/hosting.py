@@ -12,9 +12,10 @@ import torch
 
 from refmodel.collectives import gather_buffers
 from refmodel.config import ServingConfig
+from refmodel.errors import Finding, Where
 from refmodel.layout.rows import buffer_places
 from refmodel.serving.host_layouts import HostPool, empty_host_pool
-from refmodel.serving.host_moves import Fill, Landing, backed_up_by
+from refmodel.serving.host_moves import Fill, Landing, Move, backed_up_by
 from refmodel.serving.page_groups import PagePairs
 from refmodel.serving.stored_prefix import own_prefix
 from refmodel.storage.identity import Cache
@@ -142,11 +143,21 @@ class Hosting:
         """Files of this rank to its host pages: of each cache the first so many moves (H5)."""
         for cache, count in arrived.items():
             for move in fill.moves[:count]:
-                data = self._read(keys[move.position], cache) if move.lane == self.rank else None
-                if data is not None:
+                if move.lane != self.rank:
+                    continue
+                data = self._read(keys[move.position], cache)
+                if data is None:
+                    self.storage.findings.append(_missed(move, cache))
+                else:
                     self._put_in(cache, move.host_page, data)
 
     def spoil(self, key: int, cache: str, how: str) -> None:
         """A file of this rank goes bad; nothing happens where another rank has it."""
         if self.shelf is not None:
             self.shelf.spoil(key, cache, how)
+
+
+def _missed(move: Move, cache: str) -> Finding:
+    """Ranks agreed on what storage has."""
+    where = Where(rank=move.lane, cache=cache)
+    return Finding("H3", "file of a page that is fetched", "there and sound", "a miss", where)
