@@ -40,6 +40,8 @@ from sim.kernels.uses import NO_USES, Uses, sum_of
 from sim.world import World
 
 BATCH = 50  # histories that a batch may take
+# A way to fail that takes more steps than a reader likes is looked for again, so many times at most.
+SHORT, MOST_TIMES = 8, 4
 MARKS = (*REHEARSED, *(f"drill: {kind}" for kind in ("die", *KINDS)))
 BUDGETS = {"dev": 100, "ci": 1000, "nightly": 20_000}  # histories of a campaign, by profile
 
@@ -62,6 +64,7 @@ class Tally:
     lengths: Counter[int] = field(default_factory=Counter)  # steps of a history → histories
     marks: Counter[str] = field(default_factory=Counter)  # histories that reached each
     found: dict[Key, Found] = field(default_factory=dict)
+    times: Counter[Key] = field(default_factory=Counter)  # that each was found
     uses: Uses = NO_USES  # of kernels
 
     def add(self, other: Tally) -> None:
@@ -69,10 +72,20 @@ class Tally:
         self.uses = sum_of([self.uses, other.uses])
         self.lengths += other.lengths
         self.marks += other.marks
+        self.times += Counter(other.found.keys())
         for key, found in other.found.items():
             known = self.found.get(key)
             if known is None or len(found.history.history) < len(known.history.history):
                 self.found[key] = found
+
+    @property
+    def known(self) -> frozenset[Key]:
+        """What need not be found again: what is short, or has stayed long some times."""
+        return frozenset(
+            key
+            for key, found in self.found.items()
+            if len(found.history.history) <= SHORT or self.times[key] >= MOST_TIMES
+        )
 
     @property
     def steps(self) -> int:
@@ -241,7 +254,7 @@ class Campaign:
                 seed=(self.seed << 24) + number,
                 examples=examples,
                 world=self.world,
-                known=frozenset(tally.found),
+                known=tally.known,
                 ranks=self.ranks,
                 database=self.database,
                 first=number == 0,

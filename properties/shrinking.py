@@ -108,7 +108,23 @@ def _without_steps(history: History) -> Iterator[History]:
         if step.submit is not None:
             others = [each for each in steps if step.submit.request not in _names(each)]
             if others:
-                yield replace(history, history=[_without_like(each, step.submit) for each in others])
+                less = replace(history, history=[_without_like(each, step.submit) for each in others])
+                yield less
+                if history.rotate:  # those who came later begin at the lane before
+                    yield _turned_back(less)
+
+
+def _turned_back(history: History) -> History:
+    """Pressure on the lane before."""
+
+    steps = []
+    for step in history.history:
+        operation = getattr(step, step.name)
+        if isinstance(operation, (Evict, DropHost)):
+            turned = replace(operation, lane=(operation.lane - 1) % history.world_size)
+            step = replace(step, **{step.name: turned})
+        steps.append(step)
+    return replace(history, history=steps)
 
 
 def _without_like(step: Step, gone: Submit) -> Step:
