@@ -88,6 +88,9 @@ def smallest(
     broken: Broken, world: str, play: Play, known: Collection[Key], kernels: Named | None = None
 ) -> Found:
     """The smallest history that fails in a way not known yet, as the cheapest judge that sees it sees it."""
+    if broken.history.refused_at_start is not None:  # no step of it is played
+        finding = broken.findings[0]
+        return Found(_titled(broken.history, finding), finding, broken.seed, world, True, kernels)
     judges: list[tuple[Play, int]] = [
         (lambda history: tuple(rehearsed(history).findings), MOST_TRIES),
         (lambda history: drifted(rehearsed(history).history), MOST_TRIES),

@@ -42,7 +42,7 @@ from sim.world import World
 BATCH = 50  # histories that a batch may take
 # A way to fail that takes more steps than a reader likes is looked for again, so many times at most.
 SHORT, MOST_TIMES = 8, 4
-MARKS = (*REHEARSED, *(f"drill: {kind}" for kind in ("die", *KINDS)))
+MARKS = (*REHEARSED, "refused at start", *(f"drill: {kind}" for kind in ("die", *KINDS)))
 BUDGETS = {"dev": 100, "ci": 1000, "nightly": 20_000}  # histories of a campaign, by profile
 
 
@@ -122,16 +122,16 @@ def run_batch(batch: Batch, stop: Stop) -> Tally:
                 raise Stopped
             rehearsal = drawn.rehearsal
             tally.histories += 1
-            tally.lengths[len(rehearsal.steps)] += 1
-            tally.marks.update(rehearsal.marks)
+            tally.lengths[len(drawn.history.history)] += 1
+            tally.marks.update(["refused at start"] if drawn.unfit else rehearsal.marks)
             aim(rehearsal)
             verdict = _play(drawn.history, batch.world, drawn.seed, worlds)
             tally.uses = sum_of([tally.uses, verdict.uses])
-            findings = verdict.findings or tuple(rehearsal.findings)
+            findings = verdict.findings or drawn.findings
             if findings and key_of(findings[0]) not in batch.known:
                 broken.append(Broken(drawn.history, findings, drawn.seed))
                 raise broken[-1]
-            if not findings:
+            if not findings and not drawn.unfit:
                 _drill(drawn, verdict.calls, batch, worlds, tally)
 
         # The seed first: it takes the database from the settings that it finds.

@@ -17,7 +17,7 @@ from properties.drawing.choices import Choices
 from properties.drawing.host_operations import HOST_OPERATIONS, STORAGE_OPERATIONS
 from properties.drawing.operation import Operation
 from properties.drawing.request_operations import REQUEST_OPERATIONS
-from properties.drawing.service import drawn_service
+from properties.drawing.service import drawn_service, unfit_services
 from properties.drawing.transfer_operations import TRANSFER_OPERATIONS
 from properties.rehearsal import Rehearsal
 from refmodel.errors import Finding
@@ -25,6 +25,7 @@ from sim.gate.histories import try_history
 from sim.histories.history import History, Step
 from sim.world import World
 
+_UNFIT_ONCE_IN = 20
 FEWEST_STEPS, MOST_STEPS = 12, 13  # drawn; an operation of several steps may go beyond
 _OPERATIONS_OF = {"host": HOST_OPERATIONS, "storage": STORAGE_OPERATIONS, "transfer": TRANSFER_OPERATIONS}
 _NEVER_OFF = ("forward", "submit fresh")
@@ -40,15 +41,28 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """A history that was drawn, and rehearsed on the way."""
+    """A history that was drawn, and rehearsed on the way; or in its place a server that must not start."""
 
     rehearsal: Rehearsal
     seed: int  # of the schedule
     luck: int  # whatever else is to be chosen for it
 
     @property
+    def unfit(self) -> History | None:
+        """The server that must not start, if it is one."""
+        luck, kind = divmod(self.luck, _UNFIT_ONCE_IN)
+        setting = self.rehearsal.setting
+        services = unfit_services(setting.world_size, setting.page_size)
+        return services[luck % len(services)] if kind == _UNFIT_ONCE_IN - 1 else None
+
+    @property
     def history(self) -> History:
-        return self.rehearsal.history
+        return self.unfit or self.rehearsal.history
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the rehearsal found."""
+        return () if self.unfit else tuple(self.rehearsal.findings)
 
 
 @st.composite
@@ -120,6 +134,6 @@ def aim(rehearsal: Rehearsal) -> None:
 def judge(drawn: Drawn) -> None:
     """Play a history on simulated ranks. :class:`Broken` if it does not hold."""
     with World.lockstep(drawn.rehearsal.setting.world_size, seed=drawn.seed) as world:
-        findings = try_history(world, drawn.history).findings or tuple(drawn.rehearsal.findings)
+        findings = try_history(world, drawn.history).findings or drawn.findings
     if findings:
         raise Broken(drawn.history, findings, drawn.seed)

@@ -10,11 +10,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from properties.drawing.choices import Choices
+from refmodel.config import Backend
 from refmodel.layout.split import Split
-from refmodel.serving.host_layouts import FITTING
+from refmodel.serving.host_layouts import FITTING, CopyEngine, HostLayout
 from refmodel.serving.write_policy import WritePolicy
 from refmodel.storage.reuse import ViewPath
-from sim.histories.history import History
+from sim.histories.history import History, Setting, Step, Submit
 
 LAWS = (
     *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "G1", "G2", "G4"),
@@ -64,6 +65,26 @@ def drawn_service(choices: Choices, ranks: int | None = None) -> tuple[History, 
     if ranks is not None:
         settings["world_size"] = ranks
     return replace(service, **settings), features
+
+
+def unfit_services(world_size: int, page_size: int) -> list[History]:
+    """Each has one setting with which no server may start, and a step that is never played (X1, H6, T6)."""
+    settings: dict[Setting, dict[str, Any]] = {
+        "decode_page_size": {"decode_page_size": page_size + 1},
+        "backend": {"backend": Backend.NIXL},
+        "split": {"split": Split.ROUND_ROBIN},
+        "host_layout": {"host_layout": HostLayout.PAGE_FIRST, "copy_engine": CopyEngine.DIRECT},
+    }
+    plain = History(
+        title="Found by a machine",
+        why="A server started that must not.",
+        laws=["X1"],
+        world_size=world_size,
+        page_size=page_size,
+        pages_per_lane=1,
+        history=[Step(submit=Submit("a", 1))],
+    )
+    return [replace(plain, refused_at_start=key, **unfit) for key, unfit in settings.items()]
 
 
 def _plain_settings(choices: Choices, page_size: int) -> dict[str, Any]:
