@@ -20,7 +20,6 @@ from properties.mutants import admission, host, lanes, named_mutant, radix, tran
 from properties.mutants.mutant import Mutant
 from properties.proofs import proves
 from properties.rehearsal import Rehearsal
-from properties.shrinking import renamed, shrunk
 from sim.cases.library import parse_scenario
 from sim.gate.runs import run_scenario
 from sim.histories.history import (
@@ -32,7 +31,6 @@ from sim.histories.history import (
     Prefetch,
     Resend,
     Send,
-    Spoil,
     Step,
     Submit,
 )
@@ -205,51 +203,6 @@ def test_a_history_survives_its_file() -> None:
     ]
     history = History("T", "W", ["L1"], 2, 4, 3, steps, hit="page", chunk=8, rotate=True)
     assert parse_scenario(history_file(history), "") == history
-
-
-def test_a_history_is_shrunk_to_what_matters() -> None:
-    steps = [Step(submit=Submit(name, 30)) for name in "abcdef"]
-    history = History("T", "W", ["L1"], 8, 16, 6, steps, prefetch=True)
-    small = shrunk(history, lambda h: sum(s.submit.tokens > 2 for s in h.history if s.submit) > 1)
-    assert [step.submit for step in small.history if step.submit] == [
-        Submit(step.submit.request, 3) for step in small.history if step.submit
-    ]
-    assert (len(small.history), small.world_size, small.page_size, small.prefetch) == (2, 1, 1, False)
-
-
-def test_requests_are_renamed_wherever_they_are_named() -> None:
-    steps = [
-        Step(submit=Submit("x", 9)),
-        Step(submit=Submit("y", 9, "x", 4)),
-        Step(forward=["y", "x"]),
-        Step(send=Send("y")),
-        Step(resend=Resend("y", [0])),
-        Step(cancel="y"),
-        Step(backup=Backup("x", 0, 4)),
-        Step(prefetch=Prefetch("nobody", 1)),
-        Step(spoil=Spoil("y", 0, "kv", "lose")),
-    ]
-    again = renamed(History("T", "W", ["L1"], 2, 4, 3, steps)).history
-    assert again[1].submit == Submit("b", 9, "a", 4)
-    assert (again[2].forward, again[5].cancel) == (["b", "a"], "b")
-    assert (again[3].send, again[4].resend) == (Send("b"), Resend("b", [0]))
-    assert (again[6].backup, again[7].prefetch) == (Backup("a", 0, 4), Prefetch("nobody", 1))
-    assert again[8].spoil == Spoil("b", 0, "kv", "lose")
-
-
-def test_features_that_do_not_matter_go_first() -> None:
-    steps = [Step(submit=Submit("a", 9)), Step(send=Send("a", 4, lose=(0, 1, 2), late=(3,)))]
-    history = History(
-        "T", "W", ["L1"], 4, 4, 6, steps, host_pages_per_lane=3, storage=True, draft_layers=2, decode_pages=9
-    )
-    small = shrunk(history, lambda h: any(2 in step.send.lose for step in h.history if step.send))
-    assert (small.host_pages_per_lane, small.storage, small.draft_layers, small.decode_pages) == (
-        0,
-        False,
-        0,
-        None,
-    )
-    assert small.history == [Step(send=Send("a", lose=(2,)))]
 
 
 def test_the_command_says_how_much_was_done(tmp_path: Path) -> None:
