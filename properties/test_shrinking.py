@@ -27,9 +27,9 @@ def test_a_prompt_like_one_that_goes_begins_as_that_one_did() -> None:
     def fails(tried: History) -> bool:
         """What c begins with is a's."""
         begins = {step.submit.request: step.submit.like for step in tried.history if step.submit}
-        first: str | None = "c"
-        while first in begins and begins[first]:
-            first = begins[first]
+        first = "c"
+        while (like := begins.get(first)) is not None:
+            first = like
         return first == "a" and "a" in begins and "c" in begins
 
     small = renamed(shrunk(history, fails))

@@ -90,7 +90,7 @@ def test_a_rank_that_dies_is_named_by_the_others(culprit: int) -> None:
     code, reports = start(2, 20, f"dies,{culprit},SIGKILL")
     assert code == 1
     (report,) = reports
-    assert (report["rank"], report["failure"]) == (1 - culprit, "RankFailed")
+    assert (report["rank"], report["failure"]) == (1 - culprit, "RankFailed"), report["text"]
     assert f"rank {culprit}" in report["text"].partition("\n")[0]
     assert "not heard of for" in report["text"]
     assert report["seconds"] < 5

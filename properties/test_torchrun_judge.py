@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from sim.failures import InfrastructureFailed, RankFailed, TimedOut
 from sim.processes.messages import Alive, Failed, Returned
+from sim.processes.parcel import unpack
 from sim.torchrun import judge as judging
 from sim.torchrun.judge import Judge
 from sim.torchrun.letters import Begins, Done, Leaves, Read
+from sim.torchrun.watcher import Watcher
 
 
 class Clock:
@@ -121,3 +124,30 @@ def test_a_verdict_is_done_when_all_have_returned(clock: Clock) -> None:
         assert not court.judge.is_known_to_all()
         court.say(rank, Read())
     assert court.judge.is_known_to_all()
+
+
+class SlowPost:
+    """A store that takes its time."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def send(self, letter: bytes) -> None:
+        time.sleep(0.1)
+        self.sent.append(letter)
+
+    def announced(self, name: str) -> None:
+        """Nothing yet."""
+
+    def beats(self) -> int:
+        return 0
+
+
+def test_what_is_told_is_on_its_way_before_the_rank_goes_on() -> None:
+    """A program may end its process at once: it must not seem to have died before it began."""
+    post: Any = SlowPost()
+    watcher = Watcher(post, 1, 2, "torchrun:2", 5.0)
+    watcher.begin(1, str)
+    watcher.tell(1, Begins("p"))
+    assert (1, Begins("p")) in [message for letter in post.sent for message in unpack(letter)]
+    watcher.close()

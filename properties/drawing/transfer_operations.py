@@ -41,6 +41,12 @@ def _send(choices: Choices, model: Model) -> list[Step]:
     return [Step(send=Send(name, tokens, fates["lose"], fates["repeat"], fates["late"]))]
 
 
+def _touch(choices: Choices, model: Model) -> list[Step]:
+    """Nothing may change pages that are on their way (T5)."""
+    name = choices.of(_under_way(model))
+    return [choices.of([Step(finish=name), Step(abort=name), Step(decode=[name])])]
+
+
 def _over(model: Model) -> list[str]:
     return [name for name, sent in model.transfers.sent.items() if sent.is_over or sent.is_cancelled]
 
@@ -73,4 +79,5 @@ TRANSFER_OPERATIONS: dict[str, Operation] = {
     "resend": Operation(5, 3, _lost, _resend),
     "send again": Operation(2, 1, _over, _send_again),
     "cancel": Operation(2, 3, _under_way, _cancel),
+    "touch": Operation(2, 1, _under_way, _touch),
 }

@@ -63,7 +63,7 @@ class Share:
                 seat = sit()
                 seat.renew(self._heard)
                 # Not earlier: who has begun may fail, and be left, and torch must not be making a group then.
-                self._watcher.say(self._run, Begins(label))
+                self._watcher.tell(self._run, Begins(label))
             except BaseException as raised:
                 self._watcher.say(self._run, failed("start", raised))
                 return

@@ -34,6 +34,7 @@ class Watcher:
         self._world = world
         self._timeout = timeout
         self._outbox: list[tuple[int, Any]] = []
+        self._said = self._sent = 0  # messages
         self._wakeup = threading.Condition()
         self._closing = False
         self._run = 0
@@ -63,7 +64,15 @@ class Watcher:
         with self._wakeup:
             self._troubled = self._troubled or isinstance(message, Leaves | Failed)
             self._outbox.append((run, message))
-            self._wakeup.notify()
+            self._said += 1
+            self._wakeup.notify_all()
+
+    def tell(self, run: int, message: Any) -> None:
+        """As :meth:`say`, and it is on its way when this returns: what comes next may end the process."""
+        self.say(run, message)
+        with self._wakeup:
+            said = self._said
+            self._wakeup.wait_for(lambda: self._sent >= said, LOST_SECONDS)
 
     def verdict(self, seconds: float) -> Verdict | None:
         """How the run ended; None if that is not known ``seconds`` from now."""
@@ -103,6 +112,7 @@ class Watcher:
     def _tick(self, now: float) -> None:
         with self._wakeup:
             letter, self._outbox = self._outbox, []
+            said = self._said
         if now >= self._next_beat:
             self._next_beat = now + _BEAT_SECONDS
             letter.append((self._run, Alive(self._where())))
@@ -110,6 +120,9 @@ class Watcher:
                 self._post.beat()
         if letter:
             self._post.send(pack(letter))
+            with self._wakeup:
+                self._sent = said
+                self._wakeup.notify_all()
         if self._rank == 0:
             self._judge()
         if self._run and self._verdict is None:
