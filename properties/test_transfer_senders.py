@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from properties.proofs import proves
 from properties.transfer_jobs import Job, jobs, refusal
 from refmodel.layout.geometry import num_pages
-from refmodel.serving.transfer import Phase
+from refmodel.serving.transfer import Phase, Sender
 
 
 @proves("T1", "T2", "T3", "T4")
@@ -54,3 +54,16 @@ def test_nothing_leaves_before_its_forward_is_finished(job: Job, data: st.DataOb
             assert sender.fingerprint() == before
             sender.send(job.pages, end, is_last=is_last, written=end)
             assert not sender.check()
+
+
+@proves("T5", "L8")
+@given(jobs(), st.integers(0, 2))
+def test_a_page_waits_for_the_keys_of_its_tokens(job: Job, overlap: int) -> None:
+    P, sent = job.grid.page_size, 0
+    sender = Sender(7, 0, job.grid, overlap)
+    for end in job.ends:
+        message = sender.send(job.pages, end, is_last=end == job.tokens, written=end)
+        assert message.first_page == sent
+        closed = [page for page in range(len(job.pages)) if (page + 1) * P + overlap <= end]
+        sent = len(job.pages) if end == job.tokens else len(closed)
+        assert message.stop_page == sent

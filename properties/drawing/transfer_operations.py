@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from properties.drawing.choices import Choices
 from properties.drawing.operation import Operation
+from properties.drawing.request_operations import MOST_RUNNING, new_name
 from properties.rehearsal.model import Model
-from sim.histories.history import Resend, Send, Step
+from sim.engine.request import Phase
+from sim.histories.history import Resend, Send, Step, Submit
 
 
 def _sendable(model: Model) -> list[str]:
@@ -47,6 +51,27 @@ def _touch(choices: Choices, model: Model) -> list[Step]:
     return [choices.of([Step(finish=name), Step(abort=name), Step(decode=[name])])]
 
 
+def _twins(choices: Choices, model: Model) -> Iterator[Step]:
+    """Two prompts alike, chunk by chunk side by side: the second is bound to the pages of the first.
+
+    With pairs as keys that is a chunk later, when some of its pages may be on their way.
+    """
+    names = [new_name(model, i) for i in range(2)]
+    tokens = choices.between(model.P + 1, 3 * model.P)
+    yield Step(submit=Submit(names[0], tokens))
+    yield Step(submit=Submit(names[1], tokens, names[0], tokens))
+    for _ in range(2):
+        if not all(name in model.names(Phase.PREFILL) for name in names):
+            return
+        yield Step(forward=names)
+        if names[1] in _sendable(model):
+            yield Step(send=Send(names[1], lose=(choices.below(model.W),)))
+
+
+def _side_by_side(model: Model) -> bool:
+    return model.setting.chunk is not None and len(model.running) + 2 <= MOST_RUNNING
+
+
 def _over(model: Model) -> list[str]:
     return [name for name, sent in model.transfers.sent.items() if sent.is_over or sent.is_cancelled]
 
@@ -79,5 +104,6 @@ TRANSFER_OPERATIONS: dict[str, Operation] = {
     "resend": Operation(5, 3, _lost, _resend),
     "send again": Operation(2, 1, _over, _send_again),
     "cancel": Operation(2, 3, _under_way, _cancel),
+    "twins": Operation(3, 1, _side_by_side, _twins),
     "touch": Operation(2, 1, _under_way, _touch),
 }

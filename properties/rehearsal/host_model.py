@@ -148,8 +148,9 @@ class HostModel:
         wanted = Counter((*change.due.values(), *change.torn.values()))
         full = {lane for lane, count in wanted.items() if count > free[lane]}
         known = self.lanes | change.due | change.torn
-        now = {key: lane for key, lane in known.items() if key in self.host}
-        gone = Counter(lane for key, lane in self.lanes.items() if key not in now)
+        # One that gave way and is due again may get its copy in another lane.
+        now = {key: lane for key, lane in (known | dict(filled)).items() if key in self.host}
+        gone = Counter(lane for key, lane in self.lanes.items() if now.get(key) != lane)
         if torn := [key for key in change.torn if key in now]:
             yield Finding("H3", "copies that lack a cache", "dropped", f"{len(torn)} kept")
         if lacking := [key for key in change.due if key not in now and not full]:

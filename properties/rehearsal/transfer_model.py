@@ -44,6 +44,7 @@ class TransferModel:
 
     def __init__(self, history: History) -> None:
         self.W, self.P = history.world_size, history.page_size
+        self.overlap = int(history.bigram)  # a page waits until the token behind it is known
         self.decode_pages = history.decode_pages or self.W * history.pages_per_lane
         self.sent: dict[str, Sent] = {}
 
@@ -82,7 +83,8 @@ class TransferModel:
         if not known or (is_last and wanted.late):
             return None
         after = sent.copy()
-        positions = range(first, num_pages(end, self.P) if is_last else end // self.P)
+        closed = max(first, (end - self.overlap) // self.P)
+        positions = range(first, num_pages(end, self.P) if is_last else closed)
         after.is_over = is_last
         after.came |= after.late
         after.late = {}

@@ -94,6 +94,18 @@ def chunk_pages(start_page: int, end: int, is_last: bool, page_size: int) -> ran
     return range(start_page, num_pages(end, page_size) if is_last else end // page_size)
 
 
+def closed_pages(end: int, overlap: int, page_size: int) -> int:
+    """Leading pages of which all keys are known when a chunk ends at token ``end``.
+
+    ``overlap``: tokens beyond a page that its keys need (L8). A page with an open key is not in the tree yet,
+    and may come to be bound to another of the same tokens (L6): a message that names it would be stale.
+
+    >>> closed_pages(8, overlap=0, page_size=4), closed_pages(8, overlap=1, page_size=4)
+    (2, 1)
+    """
+    return max(0, end - overlap) // page_size
+
+
 def pairs(pages: Sequence[int], first_position: int, rank: int, world_size: int) -> tuple[Pair, ...]:
     """The pairs of those logical ``pages`` that ``rank`` owns; none is normal (T2).
 
@@ -136,10 +148,13 @@ class Sender:
 
     :meth:`send` and :meth:`abort` change it, nothing else. All ranks of the group call them alike, chunk by
     chunk. A message stays valid until the pages it names are freed. A call that fails changes nothing (X3).
+    ``overlap``: tokens beyond a page that its keys need, 1 of a tree that keys by pairs (L8): such a page
+    waits for the next chunk, as an open one does.
     """
 
-    def __init__(self, request: int, rank: int, grid: Grid) -> None:
+    def __init__(self, request: int, rank: int, grid: Grid, overlap: int = 0) -> None:
         check_in_range(rank, grid.world_size, "rank of a sender", Where(rank=rank, request=str(request)))
+        self._overlap = at_least(0, overlap, "tokens beyond a page that its keys need")
         self._request = request
         self._rank = rank
         self._grid = grid
@@ -166,6 +181,9 @@ class Sender:
                 where=self._where,
             )
         positions = chunk_pages(self._next_page, end, is_last, self._grid.page_size)
+        if not is_last:
+            closed = closed_pages(end, self._overlap, self._grid.page_size)
+            positions = range(positions.start, max(positions.start, closed))
         if len(pages) < positions.stop:
             raise InvalidInput(
                 "pages of a request to send",

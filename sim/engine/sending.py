@@ -29,6 +29,7 @@ class Transfers:
 
     def __init__(self, history: History) -> None:
         self.grid = Grid(history.world_size, history.page_size)
+        self.overlap = int(history.bigram)  # tokens beyond a page that its keys need
         self.decode = DecodeServer(history)
         self._transfers: dict[str, Transfer] = {}
 
@@ -36,7 +37,9 @@ class Transfers:
         """The next chunk of a request; with the first, decode makes pages ready for all its tokens (T4)."""
         begun = self._transfers.get(wanted.request)
         with _named(wanted.request):
-            transfer = deepcopy(begun) or Transfer(request, self.grid, self.decode.offer(request))
+            transfer = deepcopy(begun) or Transfer(
+                request, self.grid, self.decode.offer(request), self.overlap
+            )
             parcels = transfer.send(request, wanted)
         if begun is None:
             self.decode.make_ready(transfer.registration)

@@ -32,10 +32,10 @@ Key = tuple[int, int]  # chunk and rank of a message
 class Transfer:
     """Both sides of the transfer of one request. :class:`Transfers` changes a copy of it, then keeps that."""
 
-    def __init__(self, request: Request, grid: Grid, registration: Registration) -> None:
+    def __init__(self, request: Request, grid: Grid, registration: Registration, overlap: int) -> None:
         self.grid = grid
         self.registration = registration
-        self.senders = [Sender(request.number, rank, grid) for rank in range(grid.world_size)]
+        self.senders = [Sender(request.number, rank, grid, overlap) for rank in range(grid.world_size)]
         self.receiver = Receiver(registration, grid)
         self.cancelled = False
         self.chunks = 0
