@@ -30,6 +30,7 @@ from properties.machine import Broken, Drawn, aim, histories
 from properties.rehearsal import MARKS as REHEARSED
 from refmodel.errors import InvalidInput
 from sim.engine.stale import KINDS
+from sim.garbage import collect_seldom
 from sim.gate.histories import try_history
 from sim.gate.runs import Worlds
 from sim.gate.setting import Setting
@@ -296,6 +297,7 @@ def _prepare(stop: Stop) -> None:
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    collect_seldom()
 
 
 def _work(batch: Batch) -> Tally:

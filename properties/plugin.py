@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from properties import reached
+from sim.garbage import collect_seldom
 from sim.gate.marks import MARKS
 from sim.world import World
 
@@ -51,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    collect_seldom()
     wanted = config.getoption("--world", None)  # missing where a conftest loaded this late
     for item in items:
         kind = next((name for name in ("gloo", "nccl") if item.get_closest_marker(name)), "lockstep")

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from refmodel.errors import InvalidInput
+from sim.garbage import collect_seldom
 
 GROUP = "cpkv.commands"
 DISTRIBUTION = "cpkv-testbed"
@@ -41,6 +42,7 @@ class Program(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         from sim.failures import WorldUnavailable  # imports torch; a name here would cost every start
 
+        collect_seldom()
         try:
             return super().invoke(ctx)
         except (InvalidInput, WorldUnavailable) as error:

@@ -26,6 +26,7 @@ from properties.mutants import MUTANTS, named_mutant
 from properties.mutants.mutant import Mutant
 from properties.proofs import Proof, all_proofs
 from sim.cases.library import AnyScenario
+from sim.garbage import collect_seldom
 from sim.gate.record import Entry, entry_of
 from sim.gate.runs import run_scenario
 from sim.world import World
@@ -75,6 +76,7 @@ def kill_matrix(mutants: Sequence[Mutant] = MUTANTS, *, jobs: int = 2) -> Iterat
 def _prepare() -> None:
     """Of each process: one core, and no failing example in the database, as it is none of the reference's."""
     torch.set_num_threads(1)
+    collect_seldom()
     settings.register_profile("mutants", database=None, deadline=None)
     settings.load_profile("mutants")
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from sim.garbage import collect_seldom
 from sim.processes import relay
 from sim.processes.messages import Begins, Issues, Loaded, Message, Ready
 from sim.processes.parcel import pack, unpack
@@ -38,6 +39,7 @@ def serve(kind: str, rank: int, size: int, folder: str, pipe: Connection) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
     _end_with_parent(folder)
     torch.set_num_threads(1)
+    collect_seldom()
     recorder = Recorder(time.monotonic_ns)
     try:
         faulthandler.register(STACK_SIGNAL, stack_file(folder, rank).open("w"), all_threads=True)
