@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torch._C import _distributed_c10d
 
+from sim.garbage import collect_seldom
 from sim.world import World
 
 ROWS, WIDTH, FLOATS = 64, 128, 4
@@ -249,6 +250,7 @@ def main(
 ) -> None:
     """Compare lockstep, torch's MultiThreadedPG and a warm gloo pool at 2, 4 and 8 ranks."""
     torch.set_num_threads(1)  # as the worlds do: else the threaded group alone would compute with more
+    collect_seldom()  # as the command does
     results = [measure(size, seconds) for size in (2, 4, TARGET_SIZE)]
     reached = targets(results[-1])
     print_tables(results, reached)

@@ -89,10 +89,10 @@ def padded_to_all_ranks(right: Right, start_page: int, end: int, is_last: bool, 
     return range(pages.start, pages.stop + len(pages) % 2) if is_last else pages
 
 
-@mutant(transfer.closed_pages, "open-keys-sent", "T5", "L8")
-def open_keys_sent(end: int, overlap: int, page_size: int) -> int:
+@mutant(transfer.closed_tokens, "open-keys-sent", "T5", "L8")
+def open_keys_sent(end: int, overlap: int) -> int:
     """A page is sent once its slots are full, be its last key open: then it is bound to another page."""
-    return end // page_size
+    return end
 
 
 @mutant(transfer.pairs, "positions-within-the-chunk", "T2", "T3")

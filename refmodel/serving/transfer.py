@@ -90,20 +90,20 @@ def chunk_pages(start_page: int, end: int, is_last: bool, page_size: int) -> ran
     :class:`InvalidInput` if the chunk ends before what was sent.
     """
     at_least(0, start_page, "first page of a chunk")
-    at_least(max(1, start_page * page_size), end, "end of a chunk in tokens")
+    at_least(start_page * page_size, end, "end of a chunk in tokens")
     return range(start_page, num_pages(end, page_size) if is_last else end // page_size)
 
 
-def closed_pages(end: int, overlap: int, page_size: int) -> int:
-    """Leading pages of which all keys are known when a chunk ends at token ``end``.
+def closed_tokens(end: int, overlap: int) -> int:
+    """Leading tokens whose keys are known when a chunk ends at token ``end``.
 
     ``overlap``: tokens beyond a page that its keys need (L8). A page with an open key is not in the tree yet,
     and may come to be bound to another of the same tokens (L6): a message that names it would be stale.
 
-    >>> closed_pages(8, overlap=0, page_size=4), closed_pages(8, overlap=1, page_size=4)
-    (2, 1)
+    >>> closed_tokens(8, overlap=0), closed_tokens(8, overlap=1)
+    (8, 7)
     """
-    return max(0, end - overlap) // page_size
+    return max(0, end - overlap)
 
 
 def pairs(pages: Sequence[int], first_position: int, rank: int, world_size: int) -> tuple[Pair, ...]:
@@ -180,10 +180,10 @@ class Sender:
                 received=end,
                 where=self._where,
             )
-        positions = chunk_pages(self._next_page, end, is_last, self._grid.page_size)
-        if not is_last:
-            closed = closed_pages(end, self._overlap, self._grid.page_size)
-            positions = range(positions.start, max(positions.start, closed))
+        P, sent = self._grid.page_size, self._next_page
+        at_least(max(1, sent * P), end, "end of a chunk in tokens")
+        closed = end if is_last else max(sent * P, closed_tokens(end, self._overlap))
+        positions = chunk_pages(sent, closed, is_last, P)
         if len(pages) < positions.stop:
             raise InvalidInput(
                 "pages of a request to send",
