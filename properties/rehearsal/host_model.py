@@ -8,7 +8,7 @@ against what may have gone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -145,8 +145,9 @@ class HostModel:
     def compare(self, change: Change, filled: Sequence[tuple[int, int]]) -> Iterator[Finding]:
         """What has a copy now, beside what must or may have one; then that is known."""
         pinned, free = self.pinned(), self.free()
-        wanted = Counter((*change.due.values(), *change.torn.values()))
-        full = {lane for lane, count in wanted.items() if count > free[lane]}
+        full = _too_many({**change.due, **change.torn}, free)
+        if full:  # what gives way there may be due again, in whatever lane
+            full |= _too_many({**change.again, **change.due, **change.torn}, free)
         known = self.lanes | change.due | change.torn
         # One that gave way and is due again may get its copy in another lane.
         now = {key: lane for key, lane in (known | dict(filled)).items() if key in self.host}
@@ -167,6 +168,11 @@ class HostModel:
         ):
             yield Finding("H4", "host pages evicted", "as many as are needed", "more")
         self.stored |= dict(filled) if self.history.storage else {}
+
+
+def _too_many(wanted: Mapping[int, int], free: Sequence[int]) -> set[int]:
+    """Lanes without enough free pages; ``wanted``: key → lane."""
+    return {lane for lane, count in Counter(wanted.values()).items() if count > free[lane]}
 
 
 def _compare_fills(change: Change, filled: Sequence[tuple[int, int]], *, crowded: bool) -> Iterator[Finding]:
