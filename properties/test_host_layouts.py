@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from properties.proofs import proves
+from properties.refusals import refusal
 from properties.strategies import INDEX_FORMATS, MLA_FORMATS
-from refmodel.errors import CpkvError, InvalidInput
+from refmodel.errors import InvalidInput
 from refmodel.serving.host_layouts import CopyEngine, HostLayout, HostPool, check_engine, empty_host_pool
 from refmodel.serving.page_groups import PagePairs
 from refmodel.storage.formats import TAG, Format, index_format, mla_format
@@ -48,15 +47,6 @@ def pairs(draw: st.DrawFn) -> PagePairs:
     device = draw(st.permutations(range(1, DEVICE_PAGES)))
     count = draw(st.integers(0, HOST_PAGES))
     return PagePairs(tuple(host[:count]), tuple(device[:count]))
-
-
-def refusal(act: Callable[..., object], *args: object) -> str:
-    """What the error says when that is refused; "" when it is not."""
-    try:
-        act(*args)
-    except CpkvError as error:
-        return str(error)
-    return ""
 
 
 def random_shards(pool: HostPool, seed: int) -> torch.Tensor:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from properties.proofs import proves
-from refmodel.errors import CpkvError, InvalidInput
+from properties.refusals import refusal
+from refmodel.errors import InvalidInput
 from refmodel.serving.page_groups import PagePairs, check_page_groups
 
 P = 64
@@ -27,15 +28,6 @@ CORRUPTIONS: tuple[Callable[[list[int], int, int], list[int]], ...] = (
     lambda slots, at, by: [*slots[::2], *slots[1::2]],  # interleaved
 )
 corruptions = st.sampled_from(CORRUPTIONS)
-
-
-def refusal(act: Callable[..., object], *args: object) -> str:
-    """What the error says when that is refused; "" when it is not."""
-    try:
-        act(*args)
-    except CpkvError as error:
-        return str(error)
-    return ""
 
 
 def slots_of(pages: list[int], page_size: int) -> list[int]:
