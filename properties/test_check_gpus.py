@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from properties.command_line import cpkv
+from properties.gpu_marks import needs_gpus
 from properties.kernel_files import RIGHT, Write
 from properties.kernel_trials import candidate_of, named
 from properties.kernels import faults
@@ -26,8 +27,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 def on_a_gpu(test: F) -> F:
     """Needs one."""
-    missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-    marked: F = pytest.mark.nccl(missing(test))
+    marked: F = pytest.mark.nccl(needs_gpus(1)(test))
     return marked
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from properties import process_programs as programs
 from properties.catalogued import ON_GLOO
+from properties.gpu_marks import needs_gpus
 from properties.proofs import proves
 from properties.strategies import FORMATS
 from properties.timing import fails_within
@@ -47,10 +48,6 @@ def test_more_ranks_than_gpus_are_refused() -> None:
     lacks = f"got {gpus} GPU" if gpus else "no CUDA GPU|without NCCL"
     with pytest.raises(WorldUnavailable, match=lacks):
         World.nccl(gpus + 1)
-
-
-def needs_gpus(count: int) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"needs {count} GPUs")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 
+from properties.gpu_marks import needs_gpus
 from properties.kernels import faults
 from properties.kernels.across import try_case
 from properties.kernels.adversaries import collective as adversaries
@@ -277,7 +278,7 @@ def test_the_reference_passes_on_processes(
 
 
 @pytest.mark.nccl
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@needs_gpus(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_passes_on_gpus(kind: type[AcrossCase]) -> None:
     with World.nccl(2) as world:

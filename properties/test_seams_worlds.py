@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
+from properties.gpu_marks import needs_gpus
 from properties.kernels import references
 from properties.kernels_in_place import WRONG, Worlds, outcome, plain, scenario, wrong
 from properties.proofs import proves
@@ -47,7 +47,7 @@ def test_on_processes_a_kernel_that_leaves_a_gather_out_is_named(gloo_world: Wor
 
 @proves("V1", "V6")
 @pytest.mark.nccl
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@needs_gpus(2)
 @pytest.mark.parametrize("name", ["placement/scrambled-w2", "model/no-view-fp8", "formats/fp8-pages-of-64"])
 def test_on_gpus_it_is_the_same(name: str) -> None:
     target = named(references.__name__)
@@ -58,7 +58,7 @@ def test_on_gpus_it_is_the_same(name: str) -> None:
 
 
 @pytest.mark.nccl
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@needs_gpus(2)
 @pytest.mark.parametrize(("kernel", "law"), [("pages_in_rank_order", "V1"), ("own_pages_only", "V1")])
 def test_on_gpus_a_wrong_kernel_breaks_a_law(kernel: str, law: str) -> None:
     setting = Setting(kernels=wrong("gather_materialize", kernel))

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties.gpu_marks import needs_gpus
 from properties.proofs import proves
 from refmodel.collectives import all_gather_rows, device_of
 from sim.world import World
@@ -270,7 +271,7 @@ def test_no_schedule_changes_a_result(size: int, sequence: list[Step], seeds: tu
 
 @proves("V6")
 @pytest.mark.nccl
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@needs_gpus(1)
 @given(size=st.integers(1, 4), sequence=sequences, seed=st.integers(0, 99))
 @settings(deadline=None)
 def test_ranks_that_share_a_gpu_agree_with_the_cpu(size: int, sequence: list[Step], seed: int) -> None:

@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 import torch
 from rich.console import Console
 
+from properties.gpu_marks import needs_gpus
 from properties.kernels.cases.catalogue import CASES
 from properties.kernels.speed import CLONES, Speed, largest, speed, speed_table
 from refmodel.ops.catalogue import OPS
@@ -72,7 +72,7 @@ def shown(found: Speed) -> str:
     return capture.get()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpus(1)
 def test_on_a_gpu_a_copy_is_about_as_fast_as_a_copy() -> None:
     def copied(buffers, prefixes, tokens, world_size, page_size):  # type: ignore[no-untyped-def]
         return buffers.clone()
