@@ -6,7 +6,7 @@ into ``received``, possibly shared by several ranks, shaped alike up to a ``view
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -47,26 +47,27 @@ def unequal(operations: Operations) -> tuple[int, int, str, str] | None:
     return None
 
 
-def perform(operations: Operations) -> Received:
-    """What each rank receives from a collective that all have come for."""
+def perform(operations: Operations, *, in_place: bool) -> Received:
+    """What each rank receives from a collective that all have come for.
+
+    ``in_place``: what is received may be the first rank's own output already.
+    """
+    if in_place and operations[0].kind == "all_gather" and operations[0].is_whole:
+        # The others copy from there: a buffer between would cost a third more.
+        outputs = operations[0].received
+        return [list(map(_gathered_into, outputs, _columns(operations)))] * len(operations)
     return _PERFORM[operations[0].kind](operations)
 
 
 def _all_gather(operations: Operations) -> Received:
     if operations[0].is_whole:
-        columns = zip(*(operation.sent for operation in operations), strict=True)
-        outputs = operations[0].received
-        if any(operation.is_async for operation in operations):
-            return [[_one_after_the_other(column) for column in columns]] * len(operations)
-        # Into the first rank's output, from which the others copy: a buffer between would cost a third more.
-        return [list(map(_gathered_into, outputs, columns))] * len(operations)
+        return [[_one_after_the_other(column) for column in _columns(operations)]] * len(operations)
     parts = [part for operation in operations for part in operation.sent]
     return [parts] * len(operations)
 
 
 def _all_reduce(operations: Operations) -> Received:
-    columns = zip(*(operation.sent for operation in operations), strict=True)
-    totals = [_fold(column, operations[0].fold) for column in columns]
+    totals = [_fold(column, operations[0].fold) for column in _columns(operations)]
     return [totals] * len(operations)
 
 
@@ -93,8 +94,9 @@ def _reduce_scatter(operations: Operations) -> Received:
     size, fold = len(operations), operations[0].fold
     if not operations[0].is_whole:
         return [[_fold([operation.sent[rank] for operation in operations], fold)] for rank in range(size)]
-    columns = zip(*(operation.sent for operation in operations), strict=True)
-    totals = [_fold(column, fold).reshape(size, -1 if column[0].numel() else 0) for column in columns]
+    totals = [
+        _fold(column, fold).reshape(size, -1 if column[0].numel() else 0) for column in _columns(operations)
+    ]
     return [[total[rank] for total in totals] for rank in range(size)]
 
 
@@ -120,6 +122,11 @@ _PERFORM: dict[str, Callable[[Operations], Received]] = {
     "all_to_all": _all_to_all,
     "barrier": _barrier,
 }
+
+
+def _columns(operations: Operations) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Of each tensor that is sent: that of every rank."""
+    return zip(*[operation.sent for operation in operations], strict=True)
 
 
 def _gathered_into(output: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:

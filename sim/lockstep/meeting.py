@@ -19,17 +19,20 @@ from sim.surface.operations import Operation
 class _Meeting:
     """One collective of a group, while not all ranks have received what is theirs."""
 
-    __slots__ = ("arrivals", "missing", "received", "waiting")
+    __slots__ = ("calls", "missing", "operations", "received", "somebody_receives_later", "waiting")
 
     def __init__(self, size: int) -> None:
-        self.arrivals: list[tuple[Operation, Call] | None] = [None] * size
+        self.operations: list[Operation] = [_NONE] * size
+        self.calls: list[Call] = [_NO_CALL] * size
         self.missing = size
+        self.somebody_receives_later = False
         self.waiting: list[int] = []  # members asleep until the others have come
         self.received: exchange.Received | None = None  # of those who have not waited for it yet
 
-    def all_arrivals(self) -> list[tuple[Operation, Call]]:
-        """In order of ranks."""
-        return [arrival for arrival in self.arrivals if arrival is not None]
+
+# In the place of a rank that has not come.
+_NONE = Operation("", "", ())
+_NO_CALL = Call(-1, "", "", (), "", "", 0, 0)
 
 
 class Meetings:
@@ -52,17 +55,19 @@ class Meetings:
         if place == len(self._open):
             self._open.append(_Meeting(self._size))
         meeting = self._open[place]
-        meeting.arrivals[rank] = operation, call
+        meeting.operations[rank] = operation
+        meeting.calls[rank] = call
         meeting.missing -= 1
         member = self._members[rank]
+        if operation.is_async:
+            meeting.somebody_receives_later = True
         if meeting.missing == 0:
             self._open.popleft()  # the first: everybody has come to those before it
             self._over += 1
-            arrivals = meeting.all_arrivals()
-            if not _agree([other for _, other in arrivals]):
-                self._diverge(meeting, arrivals, member, call)
+            if not _agree(meeting.calls):
+                self._diverge(meeting, member, call)
             else:
-                self._do(meeting, arrivals)
+                self._do(meeting)
                 self._floor.go_on(member, meeting.waiting)
         elif operation.is_async:
             self._floor.go_on(member)
@@ -71,40 +76,40 @@ class Meetings:
             self._floor.wait(member, call)
         return Attendance(self._floor, meeting, rank, member) if operation.is_async else None
 
-    def _do(self, meeting: _Meeting, arrivals: list[tuple[Operation, Call]]) -> None:
-        operations = [operation for operation, _ in arrivals]
+    def _do(self, meeting: _Meeting) -> None:
+        operations = meeting.operations
         misfit = exchange.unequal(operations)
         if misfit is not None:
-            raise self._floor.fail(self._misfit(arrivals[misfit[0]][1], *misfit))
-        device = operations[0].tensors[0].device if operations[0].tensors else None
+            raise self._floor.fail(self._misfit(meeting.calls[misfit[0]], *misfit))
+        tensors = operations[0].tensors
+        on_gpu = tensors[0].device if tensors and tensors[0].is_cuda else None
         # Ranks may have queued their work on streams of their own.
-        if device is not None and device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if on_gpu is not None:
+            torch.cuda.synchronize(on_gpu)
         # Inference mode lets tensors of either mode be written, and keeps the copies out of autograd.
         with torch.inference_mode():
             try:
-                received = exchange.perform(operations)
+                received = exchange.perform(operations, in_place=not meeting.somebody_receives_later)
             except (RuntimeError, KeyError) as impossible:
-                raise self._floor.fail(self._unsupported(arrivals[0], impossible)) from impossible
-            for operation, values in zip(operations, received, strict=True):
-                if not operation.is_async:
-                    deliver(values, operation.received)
-            if any(operation.is_async for operation in operations):
+                raise self._floor.fail(self._unsupported(meeting.calls[0], impossible)) from impossible
+            if meeting.somebody_receives_later:
+                awaited = zip(operations, received, strict=True)
+                now = [() if operation.is_async else values for operation, values in awaited]
+                deliver(now, operations)
                 meeting.received = exchange.kept(operations, received)
-        if device is not None and device.type == "cuda":
-            torch.cuda.synchronize(device)
+            else:
+                deliver(received, operations)
+        if on_gpu is not None:
+            torch.cuda.synchronize(on_gpu)
 
-    def _diverge(
-        self, meeting: _Meeting, arrivals: list[tuple[Operation, Call]], last: int, call: Call
-    ) -> None:
+    def _diverge(self, meeting: _Meeting, last: int, call: Call) -> None:
         """Fail; or return to the program of the odd rank, if what that calls next says more."""
-        failure = self._divergence([call for _, call in arrivals])
+        failure = self._divergence(meeting.calls)
         odd = self._floor.odd_one()
         if odd is None or (odd != last and odd not in meeting.waiting):
             raise self._floor.fail(failure)
-        operation, _ = arrivals[self._members.index(odd)]
         with torch.inference_mode():
-            for tensor in operation.received:
+            for tensor in meeting.operations[self._members.index(odd)].received:
                 tensor.zero_()
         self._floor.suspect(failure, odd, last, call)
 
@@ -127,12 +132,12 @@ class Meetings:
             fix="What each rank sends to each other must be known to both.",
         )
 
-    def _unsupported(self, arrival: tuple[Operation, Call], impossible: BaseException) -> WorldUnavailable:
+    def _unsupported(self, call: Call, impossible: BaseException) -> WorldUnavailable:
         return WorldUnavailable(
             f"a collective on {self._world}",
             expected="a reduction that torch has for this type on this device",
-            received=f"{arrival[1].what}: {impossible}",
-            where=Where(site=arrival[1].site),
+            received=f"{call.what}: {impossible}",
+            where=Where(site=call.site),
         )
 
 
@@ -157,34 +162,35 @@ class Attendance:
         self._is_written = False
 
     def wait(self) -> None:
-        arrival = self._meeting.arrivals[self._rank]
-        assert arrival is not None
         if self._meeting.missing:
             self._meeting.waiting.append(self._member)
-            self._floor.wait(self._member, arrival[1])
-        self._write(arrival[0])
+            self._floor.wait(self._member, self._meeting.calls[self._rank])
+        self._write()
 
     def is_completed(self) -> bool:
-        arrival = self._meeting.arrivals[self._rank]
-        assert arrival is not None
         if self._meeting.missing:
             self._floor.poll(self._member)
         if self._meeting.missing:
             return False
-        self._write(arrival[0])
+        self._write()
         return True
 
     def _source_rank(self) -> int:
         return -1
 
-    def _write(self, operation: Operation) -> None:
+    def _write(self) -> None:
         if not self._is_written and self._meeting.received is not None:
             with torch.inference_mode():
-                deliver(self._meeting.received[self._rank], operation.received)
+                deliver([self._meeting.received[self._rank]], [self._meeting.operations[self._rank]])
         self._is_written = True
 
 
-def deliver(values: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-    """Write ``values`` into the tensors of the one who receives them."""
-    for value, tensor in zip(values, received):  # noqa: B905  # a root sends, and receives nothing
-        tensor.copy_(value if value.shape == tensor.shape else value.view(tensor.shape))
+def deliver(received: exchange.Received, operations: Sequence[Operation]) -> None:
+    """Write what each rank receives into its tensors, all in one call of torch."""
+    sources, targets = [], []
+    for values, operation in zip(received, operations, strict=True):
+        for value, tensor in zip(values, operation.received):  # noqa: B905  # a root sends, and receives nothing
+            sources.append(value if value.shape == tensor.shape else value.view(tensor.shape))
+            targets.append(tensor)
+    if targets:
+        torch._foreach_copy_(targets, sources)

@@ -118,5 +118,5 @@ class Message:
     def _write(self) -> None:
         if self.value is not None:
             with torch.inference_mode():
-                deliver((self.value,), self.operation.received)
+                deliver([(self.value,)], [self.operation])
             self.value = None

@@ -41,6 +41,8 @@ Watch = Callable[[int, Call], None]
 _STORE_PATIENCE = timedelta(seconds=1)
 # With which torch starts in every process.
 _TORCH_SEED = 67280421310721
+# Bound once: both are called at every handover.
+_numbers_now, _set_numbers = torch.default_generator.get_state, torch.default_generator.set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +144,10 @@ class LockstepRun:
     def _enter(self, rank: int) -> None:
         c10d._world = self._worlds[rank]  # type: ignore[assignment]  # as torch's own threaded groups do
         # A process each would have random numbers of its own, and so has a rank.
-        torch.default_generator.set_state(self._numbers[rank])
+        _set_numbers(self._numbers[rank])
 
     def _leave(self, rank: int) -> None:
-        self._numbers[rank] = torch.default_generator.get_state()
+        self._numbers[rank] = _numbers_now()
 
     def _listener(self, rank: int, watch: Watch) -> Callable[[Call], None]:
         def hear(call: Call) -> None:

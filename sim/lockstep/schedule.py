@@ -16,8 +16,8 @@ from typing import Protocol
 
 from refmodel.errors import InvalidInput, Where
 
-# Draws from the options, ranks in cyclic order: the place of the one chosen.
-Draw = Callable[[Sequence[int]], int]
+# The place of the one chosen of these options, ranks in order; counted in a circle from that of the second.
+Draw = Callable[[Sequence[int], int], int]
 
 
 class Schedule(Protocol):
@@ -32,7 +32,7 @@ class InOrder:
     """Always the next rank: 0, 1, …, and from the last to the first."""
 
     def draw(self, size: int, program: str) -> Draw:
-        return lambda options: 0
+        return lambda options, first: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Random:
 
     def draw(self, size: int, program: str) -> Draw:
         uniform = random.Random(self.seed).random
-        return lambda options: int(uniform() * len(options))
+        return lambda options, first: int(uniform() * len(options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class Priorities:
         changes = dict(zip(source.sample(range(self.steps), self.depth - 1), range(self.depth), strict=False))
         step = -1
 
-        def highest(options: Sequence[int]) -> int:
+        def highest(options: Sequence[int], first: int) -> int:
             nonlocal step
             step += 1
             chosen = max(options, key=priorities.__getitem__)
             if step in changes:
                 priorities[chosen] = changes[step]
                 chosen = max(options, key=priorities.__getitem__)
-            return options.index(chosen)
+            return (options.index(chosen) - first) % len(options)
 
         return highest
 
@@ -170,7 +170,7 @@ class _Reader:
         self._weight = 1
         self._word = self._words.pop(0) if self._words else 0
 
-    def __call__(self, options: Sequence[int]) -> int:
+    def __call__(self, options: Sequence[int], first: int) -> int:
         radix = len(options)
         if self._weight * radix > _WORD_LIMIT:
             self._end_word()

@@ -128,7 +128,7 @@ class Baton:
         """One of ``options``, drawn."""
         if len(options) == 1:
             return options[0]
-        place = self._drawn(options)
+        place = self._drawn(options, 0)
         if self.failure is not None:
             raise Unwound
         return options[place]
@@ -177,7 +177,7 @@ class Baton:
                 return self._next_of_none()
             # From the next rank in order on, so that the choice of 0 is that one.
             first = bisect(ready, self._running)
-            place = self._drawn(ready[first:] + ready[:first])
+            place = self._drawn(ready, first)
             if self.failure is None:
                 return ready.pop((first + place) % len(ready))
         # All may go on now: into Unwound.
@@ -194,10 +194,10 @@ class Baton:
             self.failure = self._on_stuck()
         return self._next()
 
-    def _drawn(self, options: Sequence[int]) -> int:
+    def _drawn(self, options: Sequence[int], first: int) -> int:
         """The place of the one chosen, noted; if there is none, ``failure`` is set."""
         try:
-            place = self._draw(options)
+            place = self._draw(options, first)
         except BaseException as refused:  # by a token that does not fit
             self.failure = self.failure or refused
             return 0

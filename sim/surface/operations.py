@@ -42,10 +42,10 @@ class Operation(NamedTuple):
     received: Tensors = ()  # what is written, in place of a result
     is_async: bool = False  # what is written is there after ``wait()`` of the work that is returned
     detail: str = ""  # in words, what all ranks must agree on besides kind, shape and type
+    fold: str = ""  # the reduction, "SUM"
     root: int = -1  # of broadcast, reduce, gather, scatter
     peer: int = -1  # of send and recv; -1: from any rank
     tag: int = 0  # of send and recv
-    fold: str = ""  # the reduction, "SUM"
     is_whole: bool = True  # the ranks' parts are one tensor, one after the other; else a list
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # rows sent to, received from each rank
     is_even: bool = True  # whether the shape sent must be the same on all ranks
@@ -140,7 +140,7 @@ def all_reduce(rank: int, size: int, method: str, arguments: tuple[Any, ...]) ->
     is_async = read_async(method, arguments, 1)
     fold = read_fold(arguments, 1, tensors, rank)
     detail = fold + of_each(tensors)
-    return Operation("all_reduce", method, arguments, tensors, tensors, is_async, detail, fold=fold)
+    return Operation("all_reduce", method, arguments, tensors, tensors, is_async, detail, fold)
 
 
 def broadcast(rank: int, size: int, method: str, arguments: tuple[Any, ...]) -> Operation:
@@ -223,7 +223,7 @@ def reduce_scatter_single(rank: int, size: int, method: str, arguments: tuple[An
     fold = read_fold(arguments, 2, sent, rank)
     check_multiples("input of reduce_scatter", sent, outputs, size, rank)
     detail = fold + of_each(sent)
-    return Operation("reduce_scatter", method, arguments, sent, outputs, is_async, detail, fold=fold)
+    return Operation("reduce_scatter", method, arguments, sent, outputs, is_async, detail, fold)
 
 
 def all_to_all_single(rank: int, size: int, method: str, arguments: tuple[Any, ...]) -> Operation:

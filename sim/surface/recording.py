@@ -28,7 +28,7 @@ def entry(operation: Operation, sequence: int, group: str, size: int, rank: int)
     dtype, num_bytes = "", 0
     if tensors:
         first = tensors[0]
-        shape, dtype, num_bytes = tuple(first.shape), dtype_name(first.dtype), first.nbytes
+        shape, dtype, num_bytes = tuple(first.shape), _NAMES[first.dtype], first.nbytes
         if len(tensors) > 1:
             num_bytes = sum(tensor.nbytes for tensor in tensors)
         if received is not sent or len(sent) > 1:
@@ -57,15 +57,15 @@ def entry(operation: Operation, sequence: int, group: str, size: int, rank: int)
     )
 
 
-_DTYPE_NAMES: dict[torch.dtype, str] = {}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
+class _Names(dict[torch.dtype, str]):
     """ "float32" for ``torch.float32``."""
-    name = _DTYPE_NAMES.get(dtype)
-    if name is None:
-        name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
-    return name
+
+    def __missing__(self, dtype: torch.dtype) -> str:
+        name = self[dtype] = str(dtype).removeprefix("torch.")
+        return name
+
+
+_NAMES = _Names()
 
 
 # Frames of these modules stand between a program and its group.
