@@ -12,13 +12,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any, Protocol
 
-import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as seeded
 from hypothesis.errors import Flaky
@@ -28,9 +27,9 @@ from properties.examples_kept import examples_at
 from properties.found import Found, Key, key_of, smallest, undrilled
 from properties.machine import Broken, Drawn, aim, histories
 from properties.rehearsal import MARKS as REHEARSED
+from properties.workers import workers
 from refmodel.errors import InvalidInput
 from sim.engine.stale import KINDS
-from sim.garbage import collect_seldom
 from sim.gate.histories import try_history
 from sim.gate.runs import Worlds
 from sim.gate.setting import Setting
@@ -292,12 +291,10 @@ _stop: Stop  # of this process, if it is a worker
 
 
 def _prepare(stop: Stop) -> None:
-    """Of each worker: one core, and an interrupt is for the one who started it."""
+    """Of each worker: an interrupt is for the one who started it."""
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    collect_seldom()
 
 
 def _work(batch: Batch) -> Tally:
@@ -305,8 +302,7 @@ def _work(batch: Batch) -> Tally:
 
 
 def _beside(jobs: int, batches: Iterator[Batch], stop: Stop) -> Iterator[Tally]:
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare, initargs=(stop,)) as pool:
+    with workers(jobs, _prepare, stop) as pool:
         pending: set[Future[Tally]] = set()
         while True:
             while len(pending) < jobs and not stop.is_set() and (batch := next(batches, None)) is not None:

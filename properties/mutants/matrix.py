@@ -7,26 +7,24 @@ where there is one, must expose it too.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 
 from properties.catalogued import CATALOGUE
 from properties.mutants import MUTANTS, named_mutant
 from properties.mutants.mutant import Mutant
 from properties.proofs import Proof, all_proofs
+from properties.workers import workers
 from sim.cases.library import AnyScenario
-from sim.garbage import collect_seldom
 from sim.gate.record import Entry, entry_of
 from sim.gate.runs import run_scenario
 from sim.world import World
@@ -67,16 +65,13 @@ class Row:
 
 def kill_matrix(mutants: Sequence[Mutant] = MUTANTS, *, jobs: int = 2) -> Iterator[Row]:
     """Try each mutant, ``jobs`` at a time in processes of their own; rows as they come."""
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare) as pool:
+    with workers(jobs, _prepare) as pool:
         for done in as_completed([pool.submit(try_mutant, mutant.id) for mutant in mutants]):
             yield done.result()
 
 
 def _prepare() -> None:
-    """Of each process: one core, and no failing example in the database, as it is none of the reference's."""
-    torch.set_num_threads(1)
-    collect_seldom()
+    """Of each worker: no failing example in the database, as it is none of the reference's."""
     settings.register_profile("mutants", database=None, deadline=None)
     settings.load_profile("mutants")
 
