@@ -48,7 +48,7 @@ class TreeModel:
 
     def nodes(self) -> list[Node]:
         """As they are now, parents before children. The one place that looks into the tree."""
-        return list(self.tree._root.below())
+        return self.tree._root.below()
 
     def loose(self, nodes: Sequence[Node], also_kept: int | None = None) -> list[int]:
         """Pages at no locked node and above none (L6); ``also_kept``: a page of a node about to be locked."""

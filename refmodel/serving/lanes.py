@@ -190,7 +190,7 @@ class Lanes:
     def fingerprint(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """[W][3] its whole state: free pages in order, held and cached ones ascending, of each lane."""
         return tuple(
-            (tuple(lane.free), tuple(sorted(lane.held)), tuple(sorted(lane.cached))) for lane in self._lanes
+            [(tuple(lane.free), tuple(sorted(lane.held)), tuple(sorted(lane.cached))) for lane in self._lanes]
         )
 
     # -- checks ------------------------------------------------------------------------------------------

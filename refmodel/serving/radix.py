@@ -236,12 +236,13 @@ class RadixTree:
     def fingerprint(self) -> tuple[tuple[int, ...], ...]:
         """The whole state: equal on every rank at the same step (L7)."""
         sizes = (self.keys.page_size, list(HitMode).index(self.mode), self.keys.overlap, self._next_id)
-        return sizes, *(row for node in self._root.below() for row in node.rows())
+        return sizes, *[node.row() for node in self._root.below()]
 
     def check(self) -> tuple[Finding, ...]:
         """Where L6 does not hold: nodes not of whole pages, a page in two places. None, unless broken."""
-        found = [finding for node in self._root.below() for finding in self._check_node(node)]
-        pages = self.pages()
+        nodes = self._root.below()
+        found = [finding for node in nodes for finding in self._check_node(node)]
+        pages = [page for node in nodes for page in node.pages]
         if sorted(pages) != sorted(self._held):
             expected = f"{len(self._held)} pages, each once"
             found.append(Finding("L6", "pages of the tree", expected, f"{len(pages)}, or others"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -53,18 +53,19 @@ class Node:
             node = node.parent
         return tuple(reversed(nodes))
 
-    def below(self) -> Iterator[Node]:
+    def below(self) -> list[Node]:
         """This node and all below it, parents before children, in order of creation."""
-        stack = [self]
+        found, stack = [], [self]
         while stack:
             node = stack.pop()
-            yield node
-            stack.extend(reversed(node.children.values()))
+            found.append(node)
+            if node.children:
+                stack.extend(reversed(node.children.values()))
+        return found
 
-    def rows(self) -> Iterator[tuple[int, ...]]:
+    def row(self) -> tuple[int, ...]:
         """This node in numbers: itself, with a digest of its page keys, then its pages."""
-        yield self.id, self.above.id, self.access, self.locks, self.digest
-        yield self.pages
+        return self.id, self.above.id, self.access, self.locks, self.digest, *self.pages
 
     def owns(self, lane: int, world_size: int) -> bool:
         """Whether a page of this node is in a lane."""

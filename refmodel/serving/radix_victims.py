@@ -31,7 +31,7 @@ def evictable(node: Node) -> bool:
 
 def _helpful(root: Node, lane: int, world_size: int) -> Iterator[Node]:
     """Nodes at or below one that has a page of the lane and that no lock keeps."""
-    nodes = list(root.below())[1:]
+    nodes = root.below()[1:]
     kept = {root.id}
     for node in reversed(nodes):  # children before parents
         if node.id in kept or not evictable(node):

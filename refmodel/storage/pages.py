@@ -45,6 +45,10 @@ def _word_size(rows: torch.Tensor) -> int:
 
 def write_rows(pages: torch.Tensor, slots: torch.Tensor, packed: torch.Tensor, row_format: Format) -> None:
     """Write packed rows [n, bytes a token] at slots [n] of pages, uint8 [pages, page bytes]."""
+    if len(row_format.fields) == 1:
+        target = words(pages.view(-1, row_format.bytes_per_token))
+        target[slots] = as_type(packed, target.dtype)
+        return
     page_size = pages.shape[1] // row_format.bytes_per_token
     page, offset = slots // page_size, slots % page_size
     for part, field in zip(packed.split(row_format.fields, 1), _fields(pages, row_format), strict=True):
@@ -54,10 +58,12 @@ def write_rows(pages: torch.Tensor, slots: torch.Tensor, packed: torch.Tensor, r
 
 def read_rows(pages: torch.Tensor, slots: torch.Tensor, row_format: Format) -> torch.Tensor:
     """The packed rows [n, bytes a token] at slots [n] of pages, uint8 [pages, page bytes]."""
+    if len(row_format.fields) == 1:
+        return words(pages.view(-1, row_format.bytes_per_token))[slots].view(torch.uint8)
     page_size = pages.shape[1] // row_format.bytes_per_token
     page, offset = slots // page_size, slots % page_size
     parts = [words(field)[page, offset].view(torch.uint8) for field in _fields(pages, row_format)]
-    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    return torch.cat(parts, 1)
 
 
 def rows_of_pages(pages: torch.Tensor, row_format: Format, order: torch.Tensor | None = None) -> torch.Tensor:

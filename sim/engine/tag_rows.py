@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
+import numpy as np
 import torch
 
 from refmodel.errors import Finding, Where
@@ -16,7 +18,7 @@ from refmodel.storage.traffic import Traffic
 from sim.engine.held import Held
 from sim.engine.read import Read
 from sim.engine.tag_truth import TagTruth
-from sim.engine.truth import prefix_hashes
+from sim.engine.truth import Ids, prefix_hashes, tags
 from sim.engine.turn import Turn
 
 CACHES = (Cache.KV, Cache.INDEX)
@@ -33,16 +35,19 @@ class TagRows:
     def serve(self, passage: Passage, turns: Sequence[Turn], read: Read) -> Iterator[torch.Tensor]:
         """Write the new rows of a forward, and compare; the views, in order."""
         traffic = Traffic(passage, read.layers, read.group, ready=read.before_layer)
+        own = _own_tokens(passage, turns)
         for layer in range(len(read.layers)):
-            truth = {cache: [_truth(self.truth, turn, layer, cache) for turn in turns] for cache in CACHES}
-            rows = {cache: _local_rows(passage, turns, truth[cache], read.device) for cache in CACHES}
+            hashes = np.concatenate([_hashes(self.truth, turn, layer) for turn in turns])
+            truth = {cache: tags(hashes, layer, cache) for cache in CACHES}
+            # What this rank's projections would give for its rows.
+            rows = {cache: TAG.encode(truth[cache][own]).to(read.device) for cache in CACHES}
             for cache, view in traffic.views(layer, rows).items():
                 received = view.cpu()
                 yield received
-                found, expected = TAG.unpack(received)[:, 0], torch.cat(truth[cache])
-                if not torch.equal(found, expected):
+                found = TAG.unpack(received)[:, 0]
+                if not torch.equal(found, truth[cache]):
                     where = Where(rank=passage.rank, layer=layer, cache=cache.name.lower())
-                    read.findings.append(_wrong(found, expected, turns, where, self.truth))
+                    read.findings.append(_wrong(found, truth[cache], turns, where, self.truth))
 
     def append(self, held: Held) -> Iterator[Finding]:
         """Write the rows of the last token on decode. Nothing is computed that could be wrong."""
@@ -63,7 +68,7 @@ class TagRows:
 
     def _truth_of(self, held: Held, layer: int, cache: Cache) -> torch.Tensor:
         ids = held.ids
-        return self.truth.rows(ids, prefix_hashes(ids), len(ids), layer, cache)
+        return tags(self.truth.hashes(ids, prefix_hashes(ids), len(ids), layer), layer, cache)
 
 
 def _wrong_on_decode(rows: torch.Tensor, truth: torch.Tensor, where: Where) -> Finding:
@@ -84,16 +89,15 @@ def _wrong_on_decode(rows: torch.Tensor, truth: torch.Tensor, where: Where) -> F
     )
 
 
-def _local_rows(
-    passage: Passage, turns: Sequence[Turn], truth: Sequence[torch.Tensor], device: torch.device
-) -> torch.Tensor:
-    """What this rank's projections would give for its rows."""
-    batch = torch.cat([rows[turn.extent.prefix :] for turn, rows in zip(turns, truth, strict=True)])
-    return TAG.encode(passage.plan.take(batch, passage.rank)).to(device)
+def _own_tokens(passage: Passage, turns: Sequence[Turn]) -> torch.Tensor:
+    """int64 [rows of this rank]: their places among all tokens of the batch, prefixes included."""
+    ends = accumulate(turn.extent.end for turn in turns)
+    new = [torch.arange(end - turn.extent.tokens, end) for turn, end in zip(turns, ends, strict=True)]
+    return passage.plan.take(torch.cat(new), passage.rank)
 
 
-def _truth(truth: TagTruth, turn: Turn, layer: int, cache: Cache) -> torch.Tensor:
-    return truth.rows(turn.ids, turn.hashes, turn.extent.end, layer, cache)
+def _hashes(truth: TagTruth, turn: Turn, layer: int) -> Ids:
+    return truth.hashes(turn.ids, turn.hashes, turn.extent.end, layer)
 
 
 def _wrong(
@@ -125,7 +129,8 @@ def _who(tag: int, turns: Sequence[Turn], where: Where, truth: TagTruth) -> str:
     for turn in turns:
         for cache in CACHES:
             for layer in range((where.layer or 0) + 1):
-                found = (_truth(truth, turn, layer, cache) == tag).nonzero().flatten()
+                rows = tags(_hashes(truth, turn, layer), layer, cache)
+                found = (rows == tag).nonzero().flatten()
                 if len(found):
                     return (
                         f"token {int(found[0])} of request {turn.name} ({cache.name.lower()}, layer {layer})"

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from refmodel.storage.identity import Cache
-from sim.engine.truth import Ids, prefix_hashes, sampled_id, tags
+from sim.engine.truth import Ids, prefix_hashes, sampled_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +13,8 @@ class TagTruth:
 
     pairs_from: int | None  # first layer of a draft model whose rows depend on the next token too, if any
 
-    def rows(self, ids: Ids, hashes: Ids, stop: int, layer: int, cache: Cache) -> torch.Tensor:
-        """int64 [stop] of the first tokens of ``ids``; behind the last of those stands what it samples."""
+    def hashes(self, ids: Ids, hashes: Ids, stop: int, layer: int) -> Ids:
+        """[stop] on what each of the first rows depends. The one that follows ``ids`` is what they sample."""
         if self.pairs_from is not None and layer >= self.pairs_from:
             hashes = prefix_hashes(sampled_id(ids, hashes))[1:]
-        return tags(hashes[:stop], layer, cache)
+        return hashes[:stop]
