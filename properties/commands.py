@@ -18,6 +18,7 @@ from properties.drills import check_drill, parse_drill, unnoticed
 from properties.examples_kept import examples_at
 from properties.found import rehearsed
 from properties.fuzz import BUDGETS, Campaign, hunt, profile, says_nothing, stopping_at_interrupt
+from properties.fuzz_record import record_of
 from properties.fuzz_text import following, print_summary
 from properties.mutants import MUTANTS, named_mutant
 from properties.mutants.matrix import kill_matrix
@@ -34,6 +35,7 @@ from sim.gate.setting import Setting
 from sim.histories.history import History
 from sim.kernels.loading import named
 from sim.report.console import open_console, ticking
+from sim.report.files import check_writable
 from sim.report.text import print_kernels
 
 # -- cpkv laws ---------------------------------------------------------------------------------------------
@@ -180,6 +182,9 @@ def fuzz(
         str | None,
         typer.Option(metavar="TARGET", help="Kernels to put in the place of the reference."),
     ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the numbers and what was found there.")
+    ] = None,
     drill: Annotated[
         str, typer.Option(help='With --replay: what must be noticed, such as "unheard rank=1 step=7".')
     ] = "",
@@ -205,6 +210,7 @@ def fuzz(
         _replay(replay, world, Setting(seed=seed, kernels=target), drill, console)
     if drill:
         raise InvalidInput("--drill", expected="a history to replay", received="none", fix="Add --replay.")
+    check_writable(json=json)
     if minutes is None and examples is None:
         examples = BUDGETS[profile()]
     seconds = None if minutes is None else 60 * minutes
@@ -214,7 +220,10 @@ def fuzz(
     start = time.perf_counter()
     with stopping_at_interrupt() as stop:
         tally = hunt(campaign, stop, following(console, out, start))
-        print_summary(tally, console, time.perf_counter() - start, stopped=stop.is_set())
+        took = time.perf_counter() - start
+        print_summary(tally, console, took, stopped=stop.is_set())
+    if json is not None:
+        json.write_bytes(as_json(record_of(tally, took, out, stopped=stop.is_set())))
     if target is not None:
         print_kernels(kernel_uses(target, tally.uses), console)
     raise typer.Exit(2 if says_nothing(tally) or not tally.histories else int(bool(tally.found)))

@@ -61,6 +61,19 @@ def _effective(rehearsal: Rehearsal) -> Iterator[tuple[str, int]]:
         before = free
 
 
+def alike(drill: Drill, rehearsal: Rehearsal, calls: int) -> Iterator[Drill]:
+    """What a smaller history, which held after so many calls a rank, offers in the place of ``drill``."""
+    size = rehearsal.setting.world_size
+    if size == 1:
+        return
+    rank = min(drill.rank, size - 1)
+    if isinstance(drill, Fault):
+        if calls:
+            yield Fault("die", rank, f"#{min(int(drill.at[1:]), calls - 1)}")
+    else:
+        yield from (Stale(kind, rank, step) for kind, step in _effective(rehearsal) if kind == drill.kind)
+
+
 def unnoticed(world: World, history: History, drill: Drill) -> tuple[Finding, ...]:
     """What was not noticed, or not as it must be. None, unless something is broken."""
     start = time.monotonic()

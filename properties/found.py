@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from properties.drawing.service import LAWS
+from properties.drills import Drill, alike
 from properties.machine import Broken
 from properties.rehearsal import Rehearsal
 from properties.rehearsal.ranks import drifted
@@ -17,12 +19,14 @@ from properties.shrinking import MOST_TRIES, renamed, shrunk
 from refmodel.errors import Finding
 from refmodel.laws import LAWS as CONTRACT
 from sim.gate.setting import Setting
+from sim.gate.verdict import Verdict
 from sim.histories.history import History
 from sim.histories.writing import history_file
 from sim.kernels.loading import Named
 
 TRIES = 8  # looks at a history that does not fail every time
 MOST_PLAYED = 300  # histories that ranks play to make one smaller which only they can judge
+MOST_DRILLED = 100  # of which each is played with a dozen drills
 
 Key = tuple[str, str]  # law, and what broke without its numbers
 Play = Callable[[History], tuple[Finding, ...]]  # what ranks find in a history
@@ -93,8 +97,8 @@ def smallest(
         return Found(_titled(broken.history, finding), finding, broken.seed, world, True, kernels)
     judges: list[tuple[Play, int]] = [
         (lambda history: tuple(rehearsed(history).findings), MOST_TRIES),
-        (lambda history: drifted(rehearsed(history).history), MOST_TRIES),
-        (lambda history: _as_foreseen(history, play), MOST_PLAYED),
+        (lambda history: drifted(_foreseen(history)), MOST_TRIES),
+        (lambda history: play(_foreseen(history)), MOST_PLAYED),
     ]
 
     def found_by(look: Play, history: History, tries: int) -> tuple[Finding, ...]:
@@ -115,9 +119,9 @@ def smallest(
     return Found(history, finding, broken.seed, world, bool(by_ranks), kernels)
 
 
-def _as_foreseen(history: History, play: Play) -> tuple[Finding, ...]:
-    """What ranks find in a history, with what the model says of each step."""
-    return play(rehearsed(history).history)
+def _foreseen(history: History) -> History:
+    """A history with what the model says of each step."""
+    return rehearsed(history).history
 
 
 def _titled(history: History, finding: Finding) -> History:
@@ -130,7 +134,33 @@ def _titled(history: History, finding: Finding) -> History:
 
 
 def undrilled(
-    history: History, finding: Finding, seed: int, world: str, drill: str, kernels: Named | None = None
+    drawn: Broken,
+    drill: Drill,
+    world: str,
+    play: Callable[[History], Verdict[Any]],
+    look: Callable[[History, Drill], tuple[Finding, ...]],
+    kernels: Named | None = None,
 ) -> Found:
-    """A drill that was not noticed, with the history as it was drawn."""
-    return Found(_titled(history, finding), finding, seed, world, by_ranks=True, kernels=kernels, drill=drill)
+    """The smallest history found in which such a drill is not noticed, though it holds without."""
+    key = key_of(drawn.findings[0])
+
+    def missed(history: History) -> tuple[Drill, Finding] | None:
+        """A drill of this kind that is not noticed in a history, and what is said of it."""
+        rehearsal, verdict = rehearsed(history), play(history)
+        if rehearsal.findings or verdict.findings:
+            return None
+        for each in alike(drill, rehearsal, verdict.calls):
+            for finding in look(history, each):
+                if key_of(finding) == key:
+                    return each, finding
+        return None
+
+    small = shrunk(drawn.history, lambda tried: missed(_foreseen(tried)) is not None, most_tries=MOST_DRILLED)
+    history = _foreseen(renamed(small))
+    # It may not come every time.
+    again = missed(history)
+    if again is None:
+        history, again = drawn.history, (drill, drawn.findings[0])
+    drill, finding = again
+    titled = _titled(history, finding)
+    return Found(titled, finding, drawn.seed, world, by_ranks=True, kernels=kernels, drill=str(drill))

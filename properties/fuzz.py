@@ -22,13 +22,13 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as seeded
 from hypothesis.errors import Flaky
 
-from properties.drills import drill_of, unnoticed
+from properties.drills import Drill, drill_of, unnoticed
 from properties.examples_kept import examples_at
 from properties.found import Found, Key, key_of, smallest, undrilled
 from properties.machine import Broken, Drawn, aim, histories
 from properties.rehearsal import MARKS as REHEARSED
 from properties.workers import workers
-from refmodel.errors import InvalidInput
+from refmodel.errors import Finding, InvalidInput
 from sim.engine.stale import KINDS
 from sim.gate.histories import try_history
 from sim.gate.runs import Worlds
@@ -157,14 +157,24 @@ def _drill(drawn: Drawn, calls: int, batch: Batch, worlds: Worlds, tally: Tally)
     drill = drill_of(drawn.rehearsal, calls, drawn.luck, batch.world)
     if drill is None:
         return
-    history = drawn.history
-    with _world(batch.world, history.world_size, drawn.seed, worlds) as world:
-        findings = unnoticed(world, history, drill)
+
+    def look(history: History, drill: Drill) -> tuple[Finding, ...]:
+        with _world(batch.world, history.world_size, drawn.seed, worlds) as world:
+            return unnoticed(world, history, drill)
+
+    findings = look(drawn.history, drill)
     tally.marks[f"drill: {drill.kind}"] += 1
-    for finding in findings:
-        found = undrilled(history, finding, drawn.seed, batch.world, str(drill), batch.kernels)
-        if found.key not in batch.known:
-            tally.found.setdefault(found.key, found)
+    if findings and key_of(findings[0]) not in {*batch.known, *tally.found}:
+        broken = Broken(drawn.history, findings, drawn.seed)
+        found = undrilled(
+            broken,
+            drill,
+            batch.world,
+            lambda history: _play(history, batch.world, drawn.seed, worlds),
+            look,
+            batch.kernels,
+        )
+        tally.found[found.key] = found
 
 
 def _settings(batch: Batch) -> settings:

@@ -38,11 +38,12 @@ def following(console: Console, out: Path, start: float) -> Callable[[Tally], No
 
 
 def progress_line(tally: Tally, seconds: float) -> str:
-    """``1,200 histories, 41 a second; eviction 420, refused 800, …``"""
+    """``1,200 histories and 15,000 steps, 50 and 625 a second; eviction 420, refused 800, …``"""
     reached = ", ".join(f"{mark} {tally.marks[mark]:,}" for mark in MARKS if tally.marks[mark])
-    rate = tally.histories / seconds if seconds else 0.0
     plural = "y" if tally.histories == 1 else "ies"
-    return f"{tally.histories:,} histor{plural}, {rate:,.1f} a second; {reached or 'nothing reached'}"
+    done = f"{tally.histories:,} histor{plural} and {tally.steps:,} steps"
+    rates = " and ".join(f"{count / max(seconds, 1e-9):,.1f}" for count in (tally.histories, tally.steps))
+    return f"{done}, {rates} a second; {reached or 'nothing reached'}"
 
 
 def print_found(found: Found, out: Path, console: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,19 @@ import pytest
 from properties import drills
 from properties.command_line import cpkv, refused
 from properties.drills import Drill, drill_of, parse_drill, unnoticed
-from properties.found import undrilled, write_found
+from properties.found import key_of, undrilled, write_found
+from properties.machine import Broken
 from properties.proofs import proves
 from properties.rehearsal import Rehearsal
-from refmodel.errors import InvalidInput
+from refmodel.errors import Finding, InvalidInput
+from sim.cases.library import load_scenario
 from sim.engine.stale import KINDS, Stale
 from sim.faults.fault import Fault
 from sim.gate import histories
 from sim.gate.histories import try_history
 from sim.gate.verdict import Verdict
 from sim.histories.history import Evict, History, Send, Step, Submit
+from sim.histories.writing import history_file
 from sim.world import World
 
 STEPS = [
@@ -89,6 +93,36 @@ def test_a_gate_that_sees_nothing_is_told(text: str, monkeypatch: pytest.MonkeyP
     assert finding.received == "nothing"
 
 
+@pytest.mark.parametrize("text", ["free rank=1 step=7", "extent rank=1 step=4", "die rank=1 at=#7"])
+def test_what_is_not_noticed_is_made_small(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(histories, "judge_history", lambda *_: ())
+    drill, history = parse_drill(text), rehearsed(3).history
+    if isinstance(drill, Fault):  # as if it had not died
+        monkeypatch.setattr(drills, "_of_a_death", lambda *_: iter([Finding("V6", "a drill", "1", "none")]))
+    with ExitStack() as worlds:
+
+        def world(size: int) -> World:
+            return worlds.enter_context(World.lockstep(size))
+
+        def look(history: History, drill: Drill) -> tuple[Finding, ...]:
+            return unnoticed(world(history.world_size), history, drill)
+
+        drawn = Broken(history, look(history, drill), seed=0)
+        found = undrilled(
+            drawn, drill, "lockstep", lambda tried: try_history(world(tried.world_size), tried), look
+        )
+        small = parse_drill(found.drill)
+        assert len(found.history.history) <= 2
+        assert found.history.world_size == 2
+        assert found.key == key_of(look(found.history, small)[0])
+        assert not isinstance(small, Stale) or small.step <= len(found.history.history)
+    file = write_found(found, tmp_path)
+    assert found.replay(tmp_path).endswith(f'--drill "{found.drill}"')
+    assert load_scenario(file)
+
+
 @pytest.mark.parametrize("drill", [Stale("unheard", 1, 3), Stale("extent", 0, 4), Fault("die", 1, "#5")])
 def test_a_drill_is_a_line(drill: Drill) -> None:
     assert parse_drill(str(drill)) == drill
@@ -100,9 +134,8 @@ def test_drills_that_make_no_sense_are_refused(tmp_path: Path) -> None:
             Stale.parse(text)
     with pytest.raises(InvalidInput, match="fault"):
         parse_drill("nonsense rank=1 step=2")
-    rehearsal = rehearsed(2)
-    finding = drills._of_old_tables(Verdict(()), Stale("unheard", 1, 3))
-    file = write_found(undrilled(rehearsal.history, next(finding), 0, "lockstep", "unheard"), tmp_path)
+    file = tmp_path / "history.yaml"
+    file.write_text(history_file(rehearsed(2).history))
     assert cpkv("fuzz", "--replay", file, "--drill", "unheard rank=1 step=3").exit_code == 0
     assert "steps 1 … 8" in refused("fuzz", "--replay", file, "--drill", "unheard rank=1 step=9")
     assert "ranks 0 … 1" in refused("fuzz", "--replay", file, "--drill", "die rank=2 at=#1")

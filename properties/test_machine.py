@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -206,18 +207,27 @@ def test_a_history_survives_its_file() -> None:
 
 
 def test_the_command_says_how_much_was_done(tmp_path: Path) -> None:
-    result = cpkv("fuzz", "--examples", 20, "--out", tmp_path / "found", "--database", tmp_path / "base")
+    report = tmp_path / "fuzz.json"
+    places = ("--out", tmp_path / "found", "--database", tmp_path / "base", "--json", report)
+    result = cpkv("fuzz", "--examples", 20, *places)
     assert result.exit_code == 0, result.output
     assert "fuzz held: 20 histories" in result.output
+    numbers = json.loads(report.read_bytes())
+    assert (numbers["histories"], numbers["held"], numbers["found"]) == (20, True, [])
+    assert f"20 histories and {numbers['steps']} steps" in result.output
+    assert "--json" in refused("fuzz", "--json", tmp_path)
     assert not (tmp_path / "found").exists()
 
 
 def test_the_command_writes_what_it_finds_and_exits_with_1(tmp_path: Path) -> None:
     with named_mutant("coverage-taken-for-valid").in_place():
-        result = cpkv("fuzz", "--examples", 60, "--out", tmp_path)
+        result = cpkv("fuzz", "--examples", 60, "--out", tmp_path, "--json", tmp_path / "fuzz.json")
     assert result.exit_code == 1, result.output
     (line, *_) = [line for line in result.output.splitlines() if line.strip().startswith("replay")]
     assert any(str(file) in line for file in tmp_path.iterdir())
+    numbers = json.loads((tmp_path / "fuzz.json").read_bytes())
+    assert not numbers["held"]
+    assert {Path(found["file"]).suffix for found in numbers["found"]} == {".yaml"}
     assert "fuzz broke: " in result.output
 
 

@@ -25,6 +25,7 @@ from sim.gate.record import as_json
 from sim.gate.setting import kind_and_size
 from sim.kernels.target import known_op
 from sim.report.console import open_console, ticking
+from sim.report.files import check_writable
 
 MOST_JOBS = 4
 _REPORTS = "Reports"
@@ -197,5 +198,4 @@ def _refuse_nonsense(target: str | None, device: str, world: str, json: Path | N
         raise InvalidInput("--device", expected="cpu or cuda", received=device)
     if world:
         kind_and_size(world)
-    if json is not None and (json.is_dir() or not json.parent.is_dir()):
-        raise InvalidInput("--json", expected="a file in a folder that exists", received=json)
+    check_writable(json=json)

@@ -21,6 +21,7 @@ from sim.gate.traces import DEFAULT_PAGE, DEFAULT_RANKS, EMBEDDED, TraceRun, cho
 from sim.kernels.loading import named
 from sim.machine import started_rank
 from sim.report.console import open_console, ticking
+from sim.report.files import check_writable
 from sim.report.github import annotation_lines
 from sim.report.junit import as_junit
 from sim.report.text import print_report
@@ -161,7 +162,7 @@ def gate(
     if list_only:
         print_scenarios(named_scenarios(names), open_console())
         return
-    _refuse_missing_folders(junit=junit, json=json, timeline=timeline)
+    check_writable(junit=junit, json=json, timeline=timeline)
     faults = tuple(Fault.parse(text) for text in fault or [])
     setting = Setting(
         seed=seed,
@@ -239,13 +240,6 @@ def _run(campaign: Campaign, timed: list[Timed] | None, reporting: bool) -> Repo
         for line in annotation_lines(report):
             typer.echo(line)
     return report
-
-
-def _refuse_missing_folders(**files: Path | None) -> None:
-    """A report that cannot be written must be known before the run, not after it."""
-    for option, file in files.items():
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            raise InvalidInput(f"--{option}", expected="a file in a folder that exists", received=file)
 
 
 def _refuse_without_trace(**options: object) -> None:

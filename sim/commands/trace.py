@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from refmodel.errors import InvalidInput
 from sim.cases.trace import generate_trace, write_trace
+from sim.report.files import check_writable
 
 
 def trace(
@@ -25,8 +25,7 @@ def trace(
     - `cpkv trace --requests 200 --seed 7 --out trace.jsonl`
     - `cpkv gate --trace trace.jsonl`
     """
-    if not out.parent.is_dir():
-        raise InvalidInput("--out", expected="a file in a folder that exists", received=out)
+    check_writable(out=out)
     generated = generate_trace(requests, seed)
     write_trace(generated, out)
     tokens = sum(request.input_length for request in generated)

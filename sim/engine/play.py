@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,9 +37,16 @@ def play(group: dist.ProcessGroup, history: History) -> Played:
     rank, size = rank_and_size(group)
     if size != history.world_size:
         raise InvalidInput("world of a history", expected=f"{history.world_size} ranks", received=size)
+    with started(history, rank, group) as engine:
+        return play_on(engine, history, rank, size)
+
+
+@contextmanager
+def started(history: History, rank: int, group: dist.ProcessGroup) -> Iterator[Engine]:
+    """An engine of this rank that has done nothing yet; closed behind the block."""
     # As an engine does that only serves; without, torch counts versions of tensors for a tenth of the time.
     with torch.inference_mode(), closing(Engine(history, rank, group)) as engine:
-        return play_on(engine, history, rank, size)
+        yield engine
 
 
 def play_on(engine: Engine, history: History, rank: int, size: int) -> Played:

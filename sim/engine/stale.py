@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from refmodel.collectives import rank_and_size
 from refmodel.errors import InvalidInput
 from sim.engine.engine import Engine
-from sim.engine.play import Played, play, play_on
+from sim.engine.play import Played, play, play_on, started
 from sim.engine.tables import Tables
 from sim.histories.history import History
 
@@ -79,7 +78,7 @@ def play_stale(group: dist.ProcessGroup, drill: tuple[History, Stale]) -> Played
         )
     if rank != stale.rank:
         return play(group, history)
-    with closing(Engine(history, rank, group)) as engine:
+    with started(history, rank, group) as engine:
         _befall(engine, stale, history.history[stale.step - 1].name)
         return play_on(engine, history, rank, size)
 
