@@ -68,7 +68,7 @@ def _drift(history: History, played: Sequence[Played]) -> Iterator[Finding]:
         ("refusal of", [each.refusals for each in played]),
         ("tables after", [each.fingerprints for each in played]),
     ):
-        for index, of_ranks in enumerate(zip(*values, strict=False)):  # as long as the shortest
+        for index, of_ranks in enumerate(zip(*values, strict=True)):
             if odd := _unlike_the_first(of_ranks):
                 step = history.history[index]
                 yield Finding(
