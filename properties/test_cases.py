@@ -46,7 +46,7 @@ def test_every_operation_has_cases_and_adversaries() -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_a_reference_has_its_operations_signature(op: Op) -> None:
-    for function in (op.reference, op.spaces, op.cost):
+    for function in filter(None, (op.reference, op.spaces, op.cost, op.row_width)):
         assert list(inspect.signature(function).parameters) == [argument.name for argument in op.arguments]
 
 
@@ -56,12 +56,25 @@ def test_every_corner_is_judged_right_with_any_indices_and_strides(kind: type[Ca
         op, arguments = case.op, case.arguments()
         assert list(arguments) == [argument.name for argument in op.arguments]
         assert op.cost(**arguments).bytes >= 0
+        assert case.row_width == (op.row_width and op.row_width(**arguments))
         for index in INDEX:
             assert judged(case, op.reference, index) is None
         plain, spread = given_as(op, case.arguments(), torch.int64), case.arguments()
         spread = {name: strided(value) for name, value in spread.items()}
         outcomes = [op.outcome(given_, op.reference(**given_)) for given_ in (spread, plain)]
         assert op.judge(arguments, *outcomes) is None
+
+
+@pytest.mark.parametrize("kind", CASES.values(), ids=lambda kind: kind.op.name)
+def test_cases_can_have_rows_of_another_width(kind: type[Case]) -> None:
+    knows_rows = kind.op.row_width is not None
+    for case in kind.corners():
+        other = case.with_width(576)
+        assert (case.row_width is not None) == (other is not None) == knows_rows
+        if other is not None:
+            assert other.row_width == 576
+            assert not kind.op.collective or other.arguments()
+            assert kind.op.collective or kind.op.row_width(**other.arguments()) == 576  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", ALONE, ids=lambda kind: kind.op.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,6 +40,31 @@ def test_only_declared_page_sizes_are_tried_and_each_of_them() -> None:
     assert result.counterexample is None
     assert seen == {64, 48}
     assert not result.untried
+
+
+@pytest.mark.parametrize(("op", "width"), [("sparse_mla", 576), ("mqa_logits", 128), ("mla_write", 96)])
+def test_a_kernel_for_one_width_passes_if_it_says_so(op: str, width: int) -> None:
+    contract = OPS[op]
+    asked: set[int] = set()
+
+    def narrow(*arguments: Any) -> Any:
+        assert contract.row_width is not None
+        asked.add(contract.row_width(*arguments))
+        if asked != {width}:
+            raise ValueError(f"only width {width}")
+        return contract.reference(*arguments)
+
+    result = tried(Candidate(contract, narrow, Capabilities(widths=(width,))))
+    assert (result.counterexample, result.untried, asked) == (None, "", {width})
+    assert result.cases >= 10
+    assert tried(Candidate(contract, narrow, Capabilities())).counterexample is not None
+
+
+def test_a_width_that_no_case_can_have_is_named() -> None:
+    found = tried(
+        Candidate(OPS["quantize_mla"], OPS["quantize_mla"].reference, Capabilities(widths=(576, 1)))
+    )
+    assert found.untried == "width 1"
 
 
 def test_nothing_is_said_where_no_case_is_within_what_is_declared(kernels: Write) -> None:

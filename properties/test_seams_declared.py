@@ -36,6 +36,13 @@ def test_a_page_size_that_is_not_declared_is_left_to_the_reference() -> None:
         called.given((torch.arange(3), 0, 2, 16))
 
 
+def test_a_width_that_is_not_declared_is_left_to_the_reference() -> None:
+    called = declared("mla_write", mla_write, widths=(4,))
+    called.given((torch.zeros(3, 4), torch.arange(2), torch.ones(2, 4)))
+    with pytest.raises(Unsuited):
+        called.given((torch.zeros(3, 8), torch.arange(2), torch.ones(2, 8)))
+
+
 def test_indices_come_in_a_type_that_is_declared() -> None:
     called = declared("logical_to_physical", to_physical, index_dtypes=("int32",))
     assert called.given((torch.arange(3), 0, 2, 4)).arguments["slots"].dtype == torch.int32

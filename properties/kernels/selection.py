@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice, product
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -22,27 +23,49 @@ QUIET = settings(
 
 def fits(case: Case, capabilities: Capabilities) -> bool:
     """Whether a case asks for nothing beyond what is declared."""
-    sizes, dtypes = capabilities.page_sizes, capabilities.dtypes
-    return (not sizes or case.page_size in (None, *sizes)) and (not dtypes or set(case.dtypes) <= set(dtypes))
+    sizes, widths, dtypes = capabilities.page_sizes, capabilities.widths, capabilities.dtypes
+    return (
+        (not sizes or case.page_size in (None, *sizes))
+        and (not widths or case.row_width in (None, *widths))
+        and (not dtypes or set(case.dtypes) <= set(dtypes))
+    )
 
 
 def corners(kind: type[Case], capabilities: Capabilities) -> list[Case]:
-    """Those that fit; for a declared page size that none of them has, some are moved to it."""
+    """Those that fit; for a declared page size or width that none of them has, some are moved to it."""
     own = list(kind.corners())
     chosen = [case for case in own if fits(case, capabilities)]
-    there = {case.page_size for case in chosen}
-    if own and own[0].page_size is not None:
-        for size in capabilities.page_sizes:
-            if size not in there:
-                chosen += [case for case in moved(own, size) if fits(case, capabilities)][:_MOST_MOVED]
+    there = {(case.page_size, case.row_width) for case in chosen}
+    for sizes in _declared(capabilities):
+        if not any(_agree(sizes, other) for other in there):
+            found = (case for case in moved(own, *sizes) if fits(case, capabilities))
+            chosen += islice(found, _MOST_MOVED)
     return chosen
 
 
-def moved(cases: list[Case], page_size: int) -> Iterator[Case]:
-    """The cases that have a meaning with pages of this size, and are small."""
+Sizes = tuple[
+    int | None, int | None
+]  # of a page, and of a row; None: not declared, or not known to the operation
+
+
+def _declared(capabilities: Capabilities) -> list[Sizes]:
+    """Each page size with each width."""
+    return list(product(capabilities.page_sizes or (None,), capabilities.widths or (None,)))
+
+
+def _agree(sizes: Sizes, others: Sizes) -> bool:
+    return all(None in both or both[0] == both[1] for both in zip(sizes, others, strict=True))
+
+
+def moved(cases: list[Case], page_size: int | None, width: int | None) -> Iterator[Case]:
+    """The cases that have a meaning with this page size and width, where they know such, and are small."""
     for case in cases:
         try:
-            other = replace(case, page=page_size)  # type: ignore[call-arg]  # those that know pages
+            other = case
+            if page_size is not None and case.page_size is not None:
+                other = replace(other, page=page_size)  # type: ignore[call-arg]  # those that know pages
+            if width is not None and case.row_width is not None:
+                other = other.with_width(width) or other
             arguments = other.arguments()
             if other.op.collective or other.op.reference(**arguments) is not None:
                 yield other
@@ -53,17 +76,14 @@ def moved(cases: list[Case], page_size: int) -> Iterator[Case]:
 def cases_of(kind: type[Case], capabilities: Capabilities) -> st.SearchStrategy[Case]:
     """Any case that fits."""
     drawn: st.SearchStrategy[Case] = kind.strategy()
-    sizes = capabilities.page_sizes
-    if sizes:
-        drawn = st.builds(_with_page, drawn, st.sampled_from(sizes))
+    if capabilities.page_sizes or capabilities.widths:
+        drawn = st.builds(_moved_to, drawn, st.sampled_from(_declared(capabilities)))
     return drawn.filter(lambda case: fits(case, capabilities))
 
 
-def _with_page(case: Case, page_size: int) -> Case:
-    """The case with this page size, if it has a meaning; else as it is."""
-    if case.page_size is None or case.page_size == page_size:
-        return case
-    return next(moved([case], page_size), case)
+def _moved_to(case: Case, sizes: Sizes) -> Case:
+    """The case of these sizes, if it has a meaning; else as it is."""
+    return case if _agree(sizes, (case.page_size, case.row_width)) else next(moved([case], *sizes), case)
 
 
 def some_cases(kind: type[Case], capabilities: Capabilities, count: int, seed: int) -> list[Case]:
@@ -90,11 +110,17 @@ def size_of(case: Case) -> tuple[int, int, str]:
 
 
 def untried(capabilities: Capabilities, cases: set[Case]) -> str:
-    """Which declared page sizes and dtypes no case had; empty if none is left."""
-    sizes = {case.page_size for case in cases}
+    """Which declared page sizes, widths and dtypes no case had; empty if none is left."""
+    sizes, widths = {case.page_size for case in cases}, {case.row_width for case in cases}
     dtypes = {dtype for case in cases for dtype in case.dtypes}
     missing = [
-        f"page size {size}" for size in capabilities.page_sizes if sizes != {None} and size not in sizes
+        f"{what} {size}"
+        for what, declared, had in (
+            ("page size", capabilities.page_sizes, sizes),
+            ("width", capabilities.widths, widths),
+        )
+        for size in declared
+        if had != {None} and size not in had
     ]
     missing += [
         str(dtype).removeprefix("torch.") for dtype in capabilities.dtypes if dtypes and dtype not in dtypes

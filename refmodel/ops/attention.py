@@ -89,6 +89,7 @@ MQA_LOGITS = Op(
     compared="within a budget, where ks ≤ n < ke",
     laws=("A1", "A5", "S6", "S9"),
     cost=_cost_of_logits,
+    row_width=lambda q, keys, scale, weights, ks, ke: q.shape[-1],
 )
 
 # -- sparse MLA --------------------------------------------------------------------------------------------
@@ -174,6 +175,7 @@ SPARSE_MLA = Op(
     compared="within a budget",
     laws=("A4", "A5"),
     cost=_cost_of_sparse,
+    row_width=lambda q, kv, chosen, latent, sm_scale: q.shape[-1],
 )
 
 # -- merge -------------------------------------------------------------------------------------------------
@@ -221,4 +223,5 @@ LSE_MERGE = Op(
     cost=lambda outs, lses: Cost(
         outs.nbytes + lses.nbytes + outs[:1].nbytes + lses[:1].nbytes, 2 * outs.numel()
     ),
+    row_width=lambda outs, lses: outs.shape[-1],
 )

@@ -54,6 +54,7 @@ GATHER_RERANGE = Op(
         2 * sum(tokens) * prod(local.shape[1:]) * local.itemsize
     ),
     collective=True,
+    row_width=lambda local, prefixes, tokens, page_size, group: local.shape[-1],
 )
 
 
@@ -109,4 +110,5 @@ GATHER_MATERIALIZE = Op(
     laws=("V1", "V2", "V6", "V7", "V8", "O1", "F2"),
     cost=lambda shard, page_table, valid, page_size, fields, group: Cost(2 * sum(valid) * sum(fields)),
     collective=True,
+    row_width=lambda shard, page_table, valid, page_size, fields, group: sum(fields),
 )

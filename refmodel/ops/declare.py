@@ -28,6 +28,7 @@ class Capabilities:
 
     dtypes: tuple[torch.dtype, ...] = ()  # of values; their names do, too: "bfloat16"
     page_sizes: tuple[int, ...] = ()  # each is tried
+    widths: tuple[int, ...] = ()  # elements of a row, such as 576 of MLA; each is tried
     devices: tuple[str, ...] = ()  # "cpu", "cuda"
     index_dtypes: tuple[str, ...] = _INDEX_DTYPES
     contiguous: bool = False  # True: tensors are contiguous; False: any strides are fine
@@ -35,7 +36,7 @@ class Capabilities:
     deterministic: bool = False  # True: the same input gives the same bits
 
     def __post_init__(self) -> None:
-        for name in ("dtypes", "page_sizes", "devices", "index_dtypes"):
+        for name in ("dtypes", "page_sizes", "widths", "devices", "index_dtypes"):
             value = getattr(self, name)
             if not isinstance(value, (tuple, list)):
                 raise InvalidInput(name, expected="a tuple", received=repr(value))
@@ -44,9 +45,10 @@ class Capabilities:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, expected="True or False", received=repr(getattr(self, name)))
         object.__setattr__(self, "dtypes", tuple(map(_dtype, self.dtypes)))
-        for size in self.page_sizes:
-            if not isinstance(size, int) or size < 1:
-                raise InvalidInput("page_sizes", expected="integers >= 1", received=repr(size))
+        for name in ("page_sizes", "widths"):
+            for size in getattr(self, name):
+                if not isinstance(size, int) or size < 1:
+                    raise InvalidInput(name, expected="integers >= 1", received=repr(size))
         _only("devices", self.devices, _DEVICES)
         _only("index_dtypes", self.index_dtypes, _INDEX_DTYPES)
         if not self.index_dtypes:

@@ -126,4 +126,7 @@ PAGE_COPY = Op(
     cost=lambda device, host, device_pages, host_pages, page_size, layout, to_host: Cost(
         2 * len(device_pages) * device[:, :1].nbytes
     ),
+    row_width=lambda device, host, device_pages, host_pages, page_size, layout, to_host: (
+        device.shape[-1] // page_size
+    ),
 )

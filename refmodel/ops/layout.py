@@ -71,6 +71,7 @@ ZIGZAG_SPLIT = Op(
     cost=lambda rows, prefixes, tokens, rank, world_size, page_size: Cost(
         2 * page_aligned_plan(prefixes, tokens, world_size, page_size).row_counts[rank] * rows[:1].nbytes
     ),
+    row_width=lambda rows, prefixes, tokens, rank, world_size, page_size: rows.shape[-1],
 )
 
 
@@ -105,6 +106,7 @@ RERANGE = Op(
     cost=lambda buffers, prefixes, tokens, world_size, page_size: Cost(
         2 * sum(tokens) * buffers[:1].nbytes,
     ),
+    row_width=lambda buffers, prefixes, tokens, world_size, page_size: buffers.shape[-1],
 )
 
 
@@ -302,4 +304,5 @@ LOCAL_EMBEDDING = Op(
     compared="byte for byte",
     laws=("D1",),
     cost=lambda ids, table, max_rank_rows: Cost(ids.nbytes + 2 * ids.numel() * table[:1].nbytes),
+    row_width=lambda ids, table, max_rank_rows: table.shape[-1],
 )

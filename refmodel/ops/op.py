@@ -89,6 +89,7 @@ class Op:
     laws: tuple[str, ...]
     cost: Callable[..., Cost]
     collective: bool = False
+    row_width: Callable[..., int] | None = None  # elements of a row; None: there are no rows
 
     def __post_init__(self) -> None:
         for law_id in self.laws:

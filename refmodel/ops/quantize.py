@@ -43,6 +43,7 @@ QUANTIZE_INDEX = Op(
     compared="elements within one rounding at the received scale, scales within two units of fp32",
     laws=("F1",),
     cost=lambda keys: Cost(keys.nbytes + keys.numel() + _SCALE_BYTES * len(keys), 3 * keys.numel()),
+    row_width=lambda keys: keys.shape[-1],
 )
 
 
@@ -91,4 +92,5 @@ QUANTIZE_MLA = Op(
     cost=lambda rows, latent, tile: Cost(
         rows.nbytes + len(rows) * _packed_bytes(rows, latent, tile), 3 * len(rows) * latent
     ),
+    row_width=lambda rows, latent, tile: rows.shape[-1],
 )

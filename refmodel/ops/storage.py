@@ -93,6 +93,7 @@ MATERIALIZE = Op(
     compared="byte for byte",
     laws=("V1", "V2", "V7", "O1", "F2"),
     cost=lambda shards, page_table, valid, page_size, fields: Cost(2 * sum(valid) * sum(fields)),
+    row_width=lambda shards, page_table, valid, page_size, fields: sum(fields),
 )
 
 
@@ -136,6 +137,7 @@ MLA_WRITE = Op(
     compared="byte for byte, the whole cache",
     laws=("F1", "F2", "O3"),
     cost=lambda cache, slots, rows: Cost(slots.nbytes + 2 * int((slots >= 0).sum()) * cache[:1].nbytes),
+    row_width=lambda cache, slots, rows: cache.shape[-1],
 )
 
 
@@ -163,6 +165,7 @@ MLA_READ = Op(
     compared="byte for byte",
     laws=("F1", "F2"),
     cost=lambda cache, slots: Cost(slots.nbytes + 2 * len(slots) * cache[:1].nbytes),
+    row_width=lambda cache, slots: cache.shape[-1],
 )
 
 
@@ -207,6 +210,7 @@ INDEX_WRITE = Op(
     cost=lambda pages, slots, keys, scales, page_size: Cost(
         slots.nbytes + 2 * int((slots >= 0).sum()) * (keys.shape[1] + _SCALE_BYTES)
     ),
+    row_width=lambda pages, slots, keys, scales, page_size: keys.shape[-1],
 )
 
 
@@ -254,4 +258,5 @@ INDEX_READ = Op(
     compared="byte for byte",
     laws=("F1", "F2"),
     cost=lambda pages, slots, page_size: Cost(slots.nbytes + 2 * len(slots) * pages.shape[1] // page_size),
+    row_width=lambda pages, slots, page_size: _key_dim(pages, page_size),
 )

@@ -59,6 +59,7 @@ class Called:
             else:
                 self._require_page(argument, value)
                 arguments[argument.name] = tuple(value) if argument.kind is Kind.INTS else value
+        self._require_width(arguments)
         where = tensors[0].device if tensors and device is not None else None
         return Given(arguments, tuple(back), where)
 
@@ -92,6 +93,11 @@ class Called:
         if len(devices) > 1 or self.op.collective or "cuda" not in able or not torch.cuda.is_available():
             raise Unsuited
         return torch.device("cuda", torch.cuda.current_device())
+
+    def _require_width(self, arguments: Arguments) -> None:
+        able, width = self.candidate.capabilities.widths, self.op.row_width
+        if able and width is not None and width(**arguments) not in able:
+            raise Unsuited
 
     def _require_page(self, argument: Argument, value: Any) -> None:
         able = self.candidate.capabilities.page_sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from properties.kernels.cases.case import Case
 from properties.kernels.cases.query_rows import QueryRows, query_rows
-from properties.kernels.cases.values import TYPES, filled
+from properties.kernels.cases.values import TYPES, filled, mla_parts
 from properties.telling import SCORE_DROP, MlaShape, telling_inputs
 from refmodel.attention.accumulating import accumulating_type
 from refmodel.ops.attention import LSE_MERGE, MQA_LOGITS, SPARSE_MLA
@@ -161,6 +161,16 @@ class SparseMla(Case):
             "sm_scale": self.sm_scale,
         }
 
+    @property
+    def row_width(self) -> int:
+        return self.tiles * self.tile + self.rope
+
+    def with_width(self, width: int) -> Self | None:
+        parts = mla_parts(width)
+        if parts is None or max(self.counts, default=0) > parts[0] ** 2:  # no more keys than there are codes
+            return None
+        return replace(self, tiles=4, tile=parts[0], rope=parts[1])
+
     @classmethod
     def corners(cls) -> Iterator[Self]:
         small: dict[str, Any] = {"heads": 2, "tiles": 3, "tile": 4, "rope": 2}
@@ -220,6 +230,13 @@ class LseMerge(Case):
             lses[is_empty] = -torch.inf
             outs[is_empty] = torch.nan
         return {"outs": outs, "lses": lses.to(accumulating_type(outs))}
+
+    @property
+    def row_width(self) -> int:
+        return self.latent
+
+    def with_width(self, width: int) -> Self | None:
+        return replace(self, latent=width)
 
     @classmethod
     def corners(cls) -> Iterator[Self]:

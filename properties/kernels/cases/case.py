@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +59,21 @@ class Case(ABC):
     def page_size(self) -> int | None:
         """P of the case; None if the operation knows no pages."""
         return getattr(self, "page", None)
+
+    @property
+    def row_width(self) -> int | None:
+        """Elements of a row of the case, as ``op.row_width`` says; None if the operation knows no rows."""
+        name = self._width_field()
+        return None if name is None else int(getattr(self, name))
+
+    def with_width(self, width: int) -> Self | None:
+        """The like case with rows of this width; None if there is none."""
+        name = self._width_field()
+        return None if name is None else replace(self, **{name: width})
+
+    def _width_field(self) -> str | None:
+        names = ("width", "dim", "hidden") if self.op.row_width is not None else ()
+        return next((name for name in names if hasattr(self, name)), None)
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:

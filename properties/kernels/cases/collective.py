@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typing_extensions import Self
 
 from properties.kernels.cases.case import Case
-from properties.kernels.cases.values import POISON, filled, poisoned
+from properties.kernels.cases.values import POISON, filled, poisoned, with_fields
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Extent, Grid, at_least, coverage, num_pages
 from refmodel.layout.ownership import local_page, logical_page, owner
@@ -190,6 +190,14 @@ class GatherMaterialize(AcrossCase):
         mine = owner(pages, self.world) == rank
         shard[local_page(pages[mine], self.world)] = _contents(self)[mine]
         return shard
+
+    @property
+    def row_width(self) -> int:
+        return sum(self.fields)
+
+    def with_width(self, width: int) -> Self | None:
+        fields = with_fields(width, self.fields)
+        return None if fields is None else replace(self, fields=fields)
 
     @classmethod
     def corners(cls) -> Iterator[Self]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typing_extensions import Self
 
 from properties.kernels.cases.case import Case
-from properties.kernels.cases.values import SEEDS, TYPES, repeated, seeded
+from properties.kernels.cases.values import SEEDS, TYPES, mla_parts, repeated, seeded
 from refmodel.ops.op import Op
 from refmodel.ops.quantize import QUANTIZE_INDEX, QUANTIZE_MLA
 
@@ -96,6 +96,14 @@ class QuantizeMla(Case):
         rope = torch.randn(distinct, self.rope, generator=generator)
         rows = torch.cat([latent, rope], 1).to(TYPES[self.dtype])
         return {"rows": repeated(rows, self.rows), "latent": self.latent, "tile": self.tile}
+
+    @property
+    def row_width(self) -> int:
+        return self.latent + self.rope
+
+    def with_width(self, width: int) -> Self | None:
+        parts = mla_parts(width)
+        return None if parts is None else replace(self, latent=4 * parts[0], tile=parts[0], rope=parts[1])
 
     @classmethod
     def corners(cls) -> Iterator[Self]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +20,7 @@ from properties.kernels.cases.values import (
     poisoned,
     scrambled_pages,
     seeded,
+    with_fields,
 )
 from properties.strategies import grids
 from refmodel.layout.geometry import Grid, num_pages
@@ -75,6 +76,14 @@ class Materialize(Case):
             rows[first : first + count].flatten(0, 1)[tokens:] = POISON
             first += count
         return torch.cat([field.flatten(1) for field in rows.split(self.fields, 2)], 1)
+
+    @property
+    def row_width(self) -> int:
+        return sum(self.fields)
+
+    def with_width(self, width: int) -> Self | None:
+        fields = with_fields(width, self.fields)
+        return None if fields is None else replace(self, fields=fields)
 
     @classmethod
     def corners(cls) -> Iterator[Self]:

@@ -25,6 +25,21 @@ PAGE_SIZES = st.sampled_from([2, 1, 3, 16, 64])
 _MOST_ELEMENTS = 16_777_213
 
 
+def mla_parts(width: int) -> tuple[int, int] | None:
+    """(tile, rope) of MLA rows of this width, with four tiles; None if it is too small.
+
+    >>> mla_parts(576)
+    (128, 64)
+    """
+    return next(((tile, width - 4 * tile) for tile in (128, 64, 16, 4, 2) if 4 * tile < width), None)
+
+
+def with_fields(width: int, like: tuple[int, ...]) -> tuple[int, ...] | None:
+    """As many fields as ``like`` has, of together so many bytes; None if it is too small."""
+    behind = sum(like[1:])
+    return (width - behind, *like[1:]) if behind < width else None
+
+
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
