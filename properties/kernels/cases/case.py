@@ -80,3 +80,18 @@ class Case(ABC):
         """Element types of its values: of a case that has one type, the one that its ``dtype`` names."""
         name = getattr(self, "dtype", None)
         return () if name is None else (TYPES[name],)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldsCase(Case):
+    """Of an operation on rows of one field or several."""
+
+    fields: tuple[int, ...]  # bytes of each
+
+    @property
+    def row_width(self) -> int:
+        return sum(self.fields)
+
+    def with_width(self, width: int) -> Self | None:
+        behind = sum(self.fields[1:])
+        return None if behind >= width else replace(self, fields=(width - behind, *self.fields[1:]))

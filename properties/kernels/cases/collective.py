@@ -12,8 +12,8 @@ import torch
 from hypothesis import strategies as st
 from typing_extensions import Self
 
-from properties.kernels.cases.case import Case
-from properties.kernels.cases.values import POISON, filled, poisoned, with_fields
+from properties.kernels.cases.case import Case, FieldsCase
+from properties.kernels.cases.values import POISON, filled, poisoned
 from refmodel.errors import InvalidInput
 from refmodel.layout.geometry import Extent, Grid, at_least, coverage, num_pages
 from refmodel.layout.ownership import local_page, logical_page, owner
@@ -132,14 +132,14 @@ Lanes = Literal["any", "one"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatherMaterialize(AcrossCase):
+class GatherMaterialize(AcrossCase, FieldsCase):
     """Pages of some requests, on any ranks or all on one. Slots behind the valid ones are poison."""
 
     op: ClassVar[Op] = GATHER_MATERIALIZE
 
     page: int
     valid: tuple[int, ...]
-    fields: tuple[int, ...] = (8,)
+    fields: tuple[int, ...] = (8,)  # bytes of each
     lanes: Lanes = "any"
     spare: int = 1  # table entries behind the pages of the longest request: −1
 
@@ -190,14 +190,6 @@ class GatherMaterialize(AcrossCase):
         mine = owner(pages, self.world) == rank
         shard[local_page(pages[mine], self.world)] = _contents(self)[mine]
         return shard
-
-    @property
-    def row_width(self) -> int:
-        return sum(self.fields)
-
-    def with_width(self, width: int) -> Self | None:
-        fields = with_fields(width, self.fields)
-        return None if fields is None else replace(self, fields=fields)
 
     @classmethod
     def corners(cls) -> Iterator[Self]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from hypothesis import strategies as st
 from typing_extensions import Self
 
-from properties.kernels.cases.case import Case
+from properties.kernels.cases.case import Case, FieldsCase
 from properties.kernels.cases.values import (
     PAGE_SIZES,
     POISON,
@@ -20,7 +20,6 @@ from properties.kernels.cases.values import (
     poisoned,
     scrambled_pages,
     seeded,
-    with_fields,
 )
 from properties.strategies import grids
 from refmodel.layout.geometry import Grid, num_pages
@@ -35,7 +34,7 @@ _HUGE_PAGES = 2**31 // 8448 * 5 // 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Materialize(Case):
+class Materialize(FieldsCase):
     """Pages in no order; poison on pages of nobody, in tails, in dummy pages."""
 
     op: ClassVar[Op] = MATERIALIZE
@@ -43,7 +42,6 @@ class Materialize(Case):
     world: int
     page: int
     valid: Ints
-    fields: Ints
     lanes: int = 0  # ranks that have pages, the last so many; 0: all
     behind: int = 0  # columns of the page table beyond the longest request's
     local_pages: int = 0  # of every rank; 0: a few more than needed
@@ -76,14 +74,6 @@ class Materialize(Case):
             rows[first : first + count].flatten(0, 1)[tokens:] = POISON
             first += count
         return torch.cat([field.flatten(1) for field in rows.split(self.fields, 2)], 1)
-
-    @property
-    def row_width(self) -> int:
-        return sum(self.fields)
-
-    def with_width(self, width: int) -> Self | None:
-        fields = with_fields(width, self.fields)
-        return None if fields is None else replace(self, fields=fields)
 
     @classmethod
     def corners(cls) -> Iterator[Self]:

@@ -34,12 +34,6 @@ def mla_parts(width: int) -> tuple[int, int] | None:
     return next(((tile, width - 4 * tile) for tile in (128, 64, 16, 4, 2) if 4 * tile < width), None)
 
 
-def with_fields(width: int, like: tuple[int, ...]) -> tuple[int, ...] | None:
-    """As many fields as ``like`` has, of together so many bytes; None if it is too small."""
-    behind = sum(like[1:])
-    return (width - behind, *like[1:]) if behind < width else None
-
-
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
