@@ -7,13 +7,13 @@ import os
 import threading
 from _thread import LockType, allocate_lock
 from bisect import bisect, insort
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sim.lockstep.schedule import Choices, Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # A signal that comes just before the caller falls asleep does not wake it: so often it looks up.
 _ATTENTION_SECONDS = 0.5
@@ -59,7 +59,6 @@ class Baton:
         self._running = size - 1  # rank 0 is next
         self._alive = size
         self._done = _held_lock()
-        self._cpu: int | None = None
         self._draw = draw
         self._on_turn = on_turn
         self._on_leave = on_leave
@@ -76,25 +75,25 @@ class Baton:
             threading.Thread(target=self._live, args=(rank, body), name=f"rank {rank}", daemon=True)
             for rank, body in enumerate(bodies)
         ]
-        self._cpu = _this_cpu()
         started = False
-        try:
-            for thread in threads:
-                thread.start()
-            started = True
-            self._pass_on()
-            while not self._done.acquire(timeout=_ATTENTION_SECONDS):
-                pass
-        except BaseException as interruption:
-            self.failure = self.failure or interruption
-            if not started:
-                self._forget([rank for rank, thread in enumerate(threads) if thread.ident is None])
-            self._unwind(threads)
-            raise
-        finally:
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
+        with _one_processor():
+            try:
+                for thread in threads:
+                    thread.start()
+                started = True
+                self._pass_on()
+                while not self._done.acquire(timeout=_ATTENTION_SECONDS):
+                    pass
+            except BaseException as interruption:
+                self.failure = self.failure or interruption
+                if not started:
+                    self._forget([rank for rank, thread in enumerate(threads) if thread.ident is None])
+                self._unwind(threads)
+                raise
+            finally:
+                for thread in threads:
+                    if thread.ident is not None:
+                        thread.join()
 
     def wait(self, rank: int) -> None:
         """Sleep until another rank wakes this one and it is drawn."""
@@ -139,7 +138,7 @@ class Baton:
         return Unwound()
 
     def _live(self, rank: int, body: Callable[[], None]) -> None:
-        _stay_on(self._cpu)
+        _push_nobody_aside()
         self._turns[rank].acquire()
         self._running = rank
         try:
@@ -225,26 +224,41 @@ class Baton:
                 )
 
 
-def _this_cpu() -> int | None:
-    """The processor that this thread is on; None where there is no saying, or no staying."""
+@contextmanager
+def _one_processor() -> Iterator[None]:
+    """Within the block this thread, and those it starts, stay on the processor that it is on.
+
+    As only one of the threads runs at a time, they lose nothing by sharing it, and a handover between
+    two processors with cold caches takes more than twice as long.
+    """
+    own = _stay_here()
+    try:
+        yield
+    finally:
+        if own is not None:
+            with suppress(OSError):
+                os.sched_setaffinity(0, own)
+
+
+def _stay_here() -> set[int] | None:
+    """The processors that this thread might be on until now; None where there is no saying, or no staying."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     try:
-        return int(ctypes.CDLL(None).sched_getcpu())
+        own = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {ctypes.CDLL(None).sched_getcpu()})
     except (OSError, AttributeError):
         return None
+    return own
 
 
-def _stay_on(cpu: int | None) -> None:
-    """Keep this thread on one processor.
+def _push_nobody_aside() -> None:
+    """A rank that is woken should not run before the one that woke it, and is about to sleep, does so.
 
-    As only one of the threads runs at a time, they lose nothing by sharing it, and a handover between
-    two processors with cold caches takes more than twice as long. Nor should a rank that is woken push aside
-    the one that woke it and is about to sleep: under SCHED_BATCH it does not, in half the time.
+    Under SCHED_BATCH it does not, which takes half the time.
     """
-    if cpu is not None and cpu >= 0:
+    if hasattr(os, "sched_setscheduler"):
         with suppress(OSError):
-            os.sched_setaffinity(0, {cpu})
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
