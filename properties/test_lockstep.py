@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -229,6 +230,18 @@ def test_a_process_group_of_the_caller_is_untouched(tmp_path: Path) -> None:
         assert tensor.item() == 1
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no thread stays on a processor here")
+def test_ranks_share_one_processor_and_the_caller_gets_its_own_back(lockstep: Worlds) -> None:
+    before = os.sched_getaffinity(0)
+    one, *others = lockstep(4).run(lambda group: os.sched_getaffinity(0))
+    assert len(one) == 1
+    assert one <= before
+    assert others == [one] * 3
+    with pytest.raises(Deadlock):
+        lockstep(3).run(one_stays_away, 1)
+    assert os.sched_getaffinity(0) == before
 
 
 def test_grad_mode_is_of_each_rank(lockstep: Worlds) -> None:
