@@ -143,9 +143,8 @@ class Meetings:
 
 def _agree(calls: Sequence[Call]) -> bool:
     """Whether these calls have one key."""
-    # Mostly they are equal in all but their sequence, which is cheaper to see than to build their keys.
-    rest = calls[0][1:]
-    if all(call[1:] == rest for call in calls):
+    # Mostly they are equal altogether, which is cheaper to see than to build their keys.
+    if calls.count(calls[0]) == len(calls):
         return True
     key = calls[0].key
     return all(call.key == key for call in calls)
