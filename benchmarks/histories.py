@@ -10,7 +10,6 @@ and for a step of what has no model.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -74,7 +73,7 @@ def campaign(world: str, jobs: int, seconds: float) -> Hunted:
     """A hunt of about so long; starts of processes count."""
     started = time.perf_counter()
     wanted = Campaign(seed=jobs, seconds=seconds, world=world, jobs=jobs, ranks=RANKS)
-    tally = hunt(wanted, threading.Event() if jobs == 1 else _Never(), lambda tally: None)
+    tally = hunt(wanted, _Never(), lambda tally: None)
     took = time.perf_counter() - started
     return Hunted(world, jobs, tally.histories, took, tally.steps, tally.median_steps)
 

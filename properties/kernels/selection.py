@@ -43,9 +43,8 @@ def corners(kind: type[Case], capabilities: Capabilities) -> list[Case]:
     return chosen
 
 
-Sizes = tuple[
-    int | None, int | None
-]  # of a page, and of a row; None: not declared, or not known to the operation
+# Of a page, and of a row; None: not declared, or not known to the operation.
+Sizes = tuple[int | None, int | None]
 
 
 def _declared(capabilities: Capabilities) -> list[Sizes]:

@@ -247,7 +247,7 @@ def _stay_here() -> set[int] | None:
     try:
         own = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {ctypes.CDLL(None).sched_getcpu()})
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, ValueError):  # no such call; or it says −1, which is no processor
         return None
     return own
 
@@ -257,7 +257,7 @@ def _push_nobody_aside() -> None:
 
     Under SCHED_BATCH it does not, which takes half the time.
     """
-    if hasattr(os, "sched_setscheduler"):
+    if hasattr(os, "SCHED_BATCH"):
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
