@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from refmodel.collectives import Call, all_gather_rows
-from sim.surface.group import Span
+from sim.surface.recorder import Span
 from sim.timeline import Timed, as_timeline, timed_run, write_timeline
 from sim.world import World
 

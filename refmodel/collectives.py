@@ -1,7 +1,7 @@
 """The collectives the model needs, over an explicit group, each with a call-site name; and the ledger (V6).
 
-Every rank issues the same ordered list of calls, also when it has no rows. A World writes each call of a
-rank into its :class:`Ledger`; a run compares the ledgers of all ranks and names the first difference.
+Every rank issues the same ordered list of calls, also when it has no rows. A World writes each :class:`Call`
+of a rank into its ledger; a run compares the ledgers of all ranks and names the first difference.
 
 This module and ``sim.surface.operations`` alone know how torch names its collectives: 2.13 renamed
 ``all_gather_into_tensor`` to ``all_gather_single``; 2.11 and 2.12 know only the former.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
@@ -62,19 +62,6 @@ class Call(NamedTuple):
 
     def __str__(self) -> str:
         return f"#{self.sequence} {self.site}: {self.what} on group {self.group}"
-
-
-@dataclass(slots=True)
-class Ledger:
-    """What one rank called, in order. ``listener`` hears of each call before it is issued."""
-
-    calls: list[Call] = field(default_factory=list)
-    listener: Callable[[Call], None] | None = None
-
-    def record(self, call: Call) -> None:
-        self.calls.append(call)
-        if self.listener is not None:
-            self.listener(call)
 
 
 # Not state of the module: a context variable, empty unless this thread is within a call below.

@@ -10,7 +10,7 @@ from refmodel.errors import CpkvError, Where
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from sim.surface.group import Span
+    from sim.surface.recorder import Span
 
 
 def traceback_text(raised: BaseException, *, skip: str | Collection[str]) -> str:

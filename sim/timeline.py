@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from sim.diagnosis.channels import find_channels
-from sim.surface.group import Span
+from sim.surface.recorder import Span
 
 Event = dict[str, Any]
 

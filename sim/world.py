@@ -30,7 +30,7 @@ from sim.machine import (
     missing_for_torchrun,
 )
 from sim.processes.pool import Pool
-from sim.surface.group import Span
+from sim.surface.recorder import Span
 from sim.torchrun.member import Member
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class _Executor(Protocol):
 
     def execute(
         self, program: Callable[..., Any], args: Sequence[Any], watch: Watch | None, faults: Sequence[Fault]
-    ) -> tuple[list[Any], list[list[Call]], list[list[Span]]] | Outcome: ...
+    ) -> tuple[list[Any], list[list[Call]], list[tuple[Span, ...]]] | Outcome: ...
 
     def close(self) -> None: ...
 
@@ -263,13 +263,13 @@ class World:
         return self._finished(self._executor.self_check(program, args), retried=False)
 
     def _finished(
-        self, outcome: tuple[list[Any], list[list[Call]], list[list[Span]]] | Outcome, retried: bool
+        self, outcome: tuple[list[Any], list[list[Call]], list[tuple[Span, ...]]] | Outcome, retried: bool
     ) -> Run[Any]:
         if not isinstance(outcome, Outcome):
             outcome = Outcome(*outcome)
         check_happened(outcome.results)
         check_calls(str(self), outcome.calls)
-        calls, spans = tuple(map(tuple, outcome.calls)), tuple(map(tuple, outcome.spans))
+        calls, spans = tuple(map(tuple, outcome.calls)), tuple(outcome.spans)
         return Run(tuple(outcome.results), calls, spans, retried, outcome.schedule)
 
     def close(self) -> None:

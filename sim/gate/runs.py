@@ -24,7 +24,7 @@ from sim.gate.setting import PLAIN, Setting, kind_and_size
 from sim.gate.verdict import Verdict
 from sim.histories.history import History
 from sim.kernels.uses import NO_USES, Uses
-from sim.surface.group import Span
+from sim.surface.recorder import Span
 from sim.world import World
 
 

@@ -23,7 +23,7 @@ from sim.failures import (
 from sim.gate.setting import PLAIN, Setting
 from sim.kernels.in_place import with_kernels
 from sim.kernels.uses import NO_USES, Uses, sum_of
-from sim.surface.group import Span
+from sim.surface.recorder import Span
 from sim.world import Run, Watch, World
 
 INFRASTRUCTURE = "infrastructure"  # stands where a law would, when nothing can be said about the program

@@ -16,8 +16,9 @@ from sim.failures import WorldUnavailable
 from sim.lockstep.floor import Floor
 from sim.lockstep.meeting import Meetings
 from sim.lockstep.messages import Messages
-from sim.surface.group import Recorder, Surface
+from sim.surface.group import Surface
 from sim.surface.operations import Operation
+from sim.surface.recorder import Recorder
 from sim.surface.work import Pending
 
 BACKEND = "lockstep"
@@ -70,7 +71,7 @@ class _Group:
 
     def carry(self, rank: int, operation: Operation, call: Call) -> Pending | None:
         self._floor.check_turn(self.members[rank])
-        if operation.kind == "send" or operation.kind == "recv":
+        if operation.is_message:
             return self._messages.post(rank, operation, call)
         return self._meetings.attend(rank, operation, call)
 

@@ -26,7 +26,6 @@ class Floor:
         self.finished: set[int] = set()
         self.ledgers: list[list[Call]] = [[] for _ in range(size)]  # of each rank, as they grow
         self._baton = baton
-        self._waits: list[Call | None] = [None] * size
         self._hanging: set[int] = set()
         self._suspected: Diverged | None = None
 
@@ -49,9 +48,7 @@ class Floor:
 
     def wait(self, rank: int, call: Call) -> None:
         """Sleep in ``call`` until somebody wakes ``rank``."""
-        self._waits[rank] = call
-        self._baton.wait(rank)
-        self._waits[rank] = None
+        self._baton.wait(rank, call)
         if self._suspected is not None:
             self._look_ahead(self._suspected)
 
@@ -118,14 +115,14 @@ class Floor:
             explain(failure, self.ledgers, ended, final=final, waiting=self.waiting())
 
     def waiting(self) -> list[int]:
-        return [rank for rank, call in enumerate(self._waits) if call is not None]
+        return sorted(rank for rank, call in self._baton.waiting.items() if call is not None)
 
     def positions(self) -> list[str]:
         """Where each rank is, in words."""
         return [self._position(rank) for rank in range(self.size)]
 
     def _position(self, rank: int) -> str:
-        call = self._waits[rank]
+        call = self._baton.waiting.get(rank)
         if call is not None:
             return f"waits in {call}"
         if rank in self.finished:

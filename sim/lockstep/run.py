@@ -33,7 +33,7 @@ from sim.lockstep.floor import Floor, Means
 from sim.lockstep.process import RankWorld, native, process_set_aside
 from sim.lockstep.schedule import Schedule, check_finished
 from sim.lockstep.scheduler import Baton, Unwound
-from sim.surface.group import Recorder, Span, with_open_calls
+from sim.surface.recorder import Listener, Recorder, Span, spans_of
 
 T = TypeVar("T")
 Watch = Callable[[int, Call], None]
@@ -51,7 +51,7 @@ class Outcome:
 
     results: list[Any]
     calls: list[list[Call]]
-    spans: list[list[Span]]
+    spans: list[tuple[Span, ...]]
     schedule: str = ""
 
 
@@ -75,9 +75,7 @@ class LockstepRun:
         self._program = program
         self._program_name = name_of(program)
         self._draw = schedule.draw(size, self._program_name)
-        self._baton = Baton(
-            size, draw=self._draw, on_turn=self._enter, on_leave=self._leave, on_stuck=self._stuck
-        )
+        self._baton = Baton(size, draw=self._draw, on_switch=self._switch, on_stuck=self._stuck)
         self._floor = Floor(self._baton, size)
         self._worlds = [RankWorld() for _ in range(size)]
         # Who waits for a key of the store keeps the turn: nobody could set it.
@@ -87,7 +85,7 @@ class LockstepRun:
         self._disturbers = [disturber(faults, rank, Means(self._floor, rank)) for rank in range(size)]
         clock = partial(getattr, self._baton, "steps")  # of C: it is read twice a call
         self.recorders = [Recorder(clock, disturb=disturbs) for disturbs in self._disturbers]
-        self._floor.ledgers = [recorder.ledger.calls for recorder in self.recorders]
+        self._floor.ledgers = [recorder.calls for recorder in self.recorders]
         self._groups = Groups(self.name, self._floor, self.recorders, device)
 
     def execute(self, args: Sequence[Any], watch: Watch | None) -> Outcome:
@@ -95,7 +93,7 @@ class LockstepRun:
         results: dict[int, Any] = {}
         if watch is not None:
             for rank, recorder in enumerate(self.recorders):
-                recorder.ledger.listener = self._listener(rank, watch)
+                recorder.listener = self._listener(rank, watch)
 
         def body(rank: int) -> None:
             with self._being(rank) as group:
@@ -107,18 +105,18 @@ class LockstepRun:
         if self._baton.failure is not None:
             if isinstance(self._baton.failure, RunFailed):
                 self._baton.failure.schedule = schedule
-                self._baton.failure.spans = tuple(
-                    with_open_calls(recorder.ledger.calls, recorder.spans, self._baton.steps)
-                    for recorder in self.recorders
-                )
+                self._baton.failure.spans = tuple(self._spans(until=self._baton.steps))
             raise self._baton.failure
         check_finished(self._draw)
         return Outcome(
             [results[rank] for rank in range(self.size)],
-            [recorder.ledger.calls for recorder in self.recorders],
-            [recorder.spans for recorder in self.recorders],
+            [recorder.calls for recorder in self.recorders],
+            self._spans(),
             schedule,
         )
+
+    def _spans(self, until: int | None = None) -> list[tuple[Span, ...]]:
+        return [spans_of(recorder.calls, recorder.times(until)) for recorder in self.recorders]
 
     @contextmanager
     def _being(self, rank: int) -> Iterator[dist.ProcessGroup]:
@@ -141,15 +139,14 @@ class LockstepRun:
             self._floor.threads[rank] = -1  # the number may come to be another thread's
             native._unregister_all_process_groups()
 
-    def _enter(self, rank: int) -> None:
-        c10d._world = self._worlds[rank]  # type: ignore[assignment]  # as torch's own threaded groups do
+    def _switch(self, left: int | None, coming: int) -> None:
+        c10d._world = self._worlds[coming]  # type: ignore[assignment]  # as torch's own threaded groups do
         # A process each would have random numbers of its own, and so has a rank.
-        _set_numbers(self._numbers[rank])
+        if left is not None:
+            self._numbers[left] = _numbers_now()
+        _set_numbers(self._numbers[coming])
 
-    def _leave(self, rank: int) -> None:
-        self._numbers[rank] = _numbers_now()
-
-    def _listener(self, rank: int, watch: Watch) -> Callable[[Call], None]:
+    def _listener(self, rank: int, watch: Watch) -> Listener:
         def hear(call: Call) -> None:
             try:
                 watch(rank, call)

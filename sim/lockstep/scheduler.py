@@ -15,6 +15,8 @@ from sim.lockstep.schedule import Choices, Draw
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from refmodel.collectives import Call
+
 # A signal that comes just before the caller falls asleep does not wake it: so often it looks up.
 _ATTENTION_SECONDS = 0.5
 # How long an interrupted rank may take to come to its next call before it is interrupted as well.
@@ -32,8 +34,8 @@ class Baton:
 
     A rank that waits is asleep on a lock of its own; handing over is one release and one acquire. The next
     rank is drawn from those that can go on, with ``draw`` and nothing else; ``choices`` is what was drawn.
-    ``on_turn(rank)`` runs in the rank's thread each time it gets the turn, ``on_leave(rank)`` before it
-    gives it away. ``on_stuck()`` gives the failure to report when no rank can go on.
+    ``on_switch(left, next)`` runs when the turn goes from one rank to another, or to the first from None.
+    ``on_stuck()`` gives the failure to report when no rank can go on.
 
     Once ``failure`` is set, every rank gets its turn once more and :class:`Unwound` is raised there: also
     the ``finally`` blocks of a failed run execute one rank at a time.
@@ -44,24 +46,23 @@ class Baton:
         size: int,
         *,
         draw: Draw,
-        on_turn: Callable[[int], None],
-        on_leave: Callable[[int], None],
+        on_switch: Callable[[int | None, int], None],
         on_stuck: Callable[[], BaseException],
     ) -> None:
         self.failure: BaseException | None = None
         self.choices = Choices()
         self.steps = 0  # times that somebody could have been given the turn
+        # Who sleeps, and in which call. In the order in which they came: that must not depend on hashes.
+        self.waiting: dict[int, Call | None] = {}
         self._turns: list[LockType] = [_held_lock() for _ in range(size)]
         self._ready = list(range(size))  # in order of ranks
-        self._waiting: dict[int, None] = {}  # as an ordered set: the order must not depend on hashes
         self._polling: list[int] = []
         self._idle_polls = 0
         self._running = size - 1  # rank 0 is next
         self._alive = size
         self._done = _held_lock()
         self._draw = draw
-        self._on_turn = on_turn
-        self._on_leave = on_leave
+        self._on_switch = on_switch
         self._on_stuck = on_stuck
 
     def run(self, bodies: Sequence[Callable[[], None]]) -> None:
@@ -81,7 +82,7 @@ class Baton:
                 for thread in threads:
                     thread.start()
                 started = True
-                self._pass_on()
+                self._pass_on(None)
                 while not self._done.acquire(timeout=_ATTENTION_SECONDS):
                     pass
             except BaseException as interruption:
@@ -95,17 +96,19 @@ class Baton:
                     if thread.ident is not None:
                         thread.join()
 
-    def wait(self, rank: int) -> None:
+    def wait(self, rank: int, call: Call | None = None) -> None:
         """Sleep until another rank wakes this one and it is drawn."""
-        self._waiting[rank] = None
+        self.waiting[rank] = call
         self._hand_over(rank)
 
     def wake(self, ranks: Iterable[int]) -> None:
         """Those of ``ranks`` that wait can go on."""
+        waiting, ready = self.waiting, self._ready
         for rank in ranks:
-            if rank in self._waiting:
-                del self._waiting[rank]
-                insort(self._ready, rank)
+            if rank in waiting:
+                del waiting[rank]
+                ready.append(rank)
+        ready.sort()
         self._idle_polls = 0
 
     def pause(self, rank: int) -> None:
@@ -140,31 +143,31 @@ class Baton:
     def _live(self, rank: int, body: Callable[[], None]) -> None:
         _push_nobody_aside()
         self._turns[rank].acquire()
-        self._running = rank
         try:
             if self.failure is None:
-                self._on_turn(rank)
                 body()
         finally:
             self._alive -= 1
             if self._alive:
-                self._pass_on()
+                self._pass_on(rank)
             else:
                 self._done.release()
 
     def _hand_over(self, rank: int) -> None:
         chosen = self._next()
         if chosen != rank:
-            self._on_leave(rank)
-            self._turns[chosen].release()
+            self._give(rank, chosen)
             self._turns[rank].acquire()
-            self._running = rank
-            self._on_turn(rank)
         if self.failure is not None:
             raise Unwound
 
-    def _pass_on(self) -> None:
-        self._turns[self._next()].release()
+    def _pass_on(self, rank: int | None) -> None:
+        self._give(rank, self._next())
+
+    def _give(self, rank: int | None, chosen: int) -> None:
+        self._on_switch(rank, chosen)
+        self._running = chosen
+        self._turns[chosen].release()
 
     def _next(self) -> int:
         self.steps += 1
@@ -180,7 +183,7 @@ class Baton:
             if self.failure is None:
                 return ready.pop((first + place) % len(ready))
         # All may go on now: into Unwound.
-        self.wake([*self._waiting])
+        self.wake([*self.waiting])
         for rank in self._polling:
             insort(ready, rank)
         self._polling.clear()
@@ -210,7 +213,7 @@ class Baton:
             self._ready.remove(rank)
             self._alive -= 1
         if self._alive:
-            self._pass_on()
+            self._pass_on(None)
         else:
             self._done.release()
 

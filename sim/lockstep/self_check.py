@@ -55,7 +55,7 @@ class _Witness:
         return see
 
     def call(self, rank: int, place: int) -> Call | None:
-        calls = self.run.recorders[rank].ledger.calls
+        calls = self.run.recorders[rank].calls
         return calls[place] if place < len(calls) else None
 
 

@@ -32,7 +32,7 @@ from sim.processes.messages import Alive, Issues, Message, Ready
 from sim.processes.parcel import pack, pack_case, unpack
 from sim.processes.progress import Death, Progress
 from sim.processes.worker import STACK_SIGNAL, serve, stack_file
-from sim.surface.group import Span
+from sim.surface.recorder import Span
 
 T = TypeVar("T")
 Watch = Callable[[int, Call], None]
@@ -84,7 +84,7 @@ class Pool:
 
     def execute(
         self, program: Callable[..., T], args: Sequence[Any], watch: Watch | None, faults: Sequence[Fault]
-    ) -> tuple[list[T], list[list[Call]], list[list[Span]]]:
+    ) -> tuple[list[T], list[list[Call]], list[tuple[Span, ...]]]:
         """What each rank returned, and called, and when."""
         payload = pack_case(program, args, faults)
         with self._busy, self._ended_on_failure():

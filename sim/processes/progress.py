@@ -15,7 +15,7 @@ from sim.failures import InfrastructureFailed, RankFailed, RunFailed, TimedOut
 from sim.processes.laggards import find_standstill
 from sim.processes.messages import Alive, Begins, Failed, Issues, Loaded, Message, Returned
 from sim.processes.parcel import not_sendable, unpack_result
-from sim.surface.group import Span
+from sim.surface.recorder import Span, spans_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +141,9 @@ class Progress:
         """What each rank returned. InvalidInput if that cannot be had here."""
         return [unpack_result(self.returned[rank].result, rank) for rank in range(self.size)]
 
-    def spans(self) -> list[list[Span]]:
+    def spans(self) -> list[tuple[Span, ...]]:
         """When each call of each rank was issued, and finished."""
-        return [
-            [Span(call, *times) for call, times in zip(calls, self.returned[rank].times, strict=True)]
-            for rank, calls in enumerate(self.calls)
-        ]
+        return [spans_of(calls, self.returned[rank].times) for rank, calls in enumerate(self.calls)]
 
     def positions(self) -> list[str]:
         waits = find_standstill(self.calls, self.returned).waits

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
-from refmodel.collectives import Call, Ledger
 from sim.failures import traceback_text
 from sim.faults.fault import Fault, disturber, suffered
 from sim.processes.messages import Failed, Returned
 from sim.processes.parcel import pack
-from sim.surface.group import Recorder, outsiders_refused
+from sim.surface.group import outsiders_refused
+from sim.surface.recorder import Listener, Recorder
 
 # What calls a program.
 _CALLERS = (__name__, "sim.faults.fault", "sim.processes.worker", "sim.torchrun.share", "contextlib")
@@ -45,7 +45,7 @@ class Seat:
         self._backend, self._store = c10d._world.pg_map[group]
         self._runs = 0
 
-    def renew(self, listener: Callable[[Call], None]) -> None:
+    def renew(self, listener: Listener) -> None:
         """As on the first day: what an earlier program left behind must not show in the next.
 
         Call it on all ranks between two programs, when all have returned from the first.
@@ -59,8 +59,7 @@ class Seat:
         c10d._world.group_count = 1
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(0)
-        self._recorder.ledger = Ledger(listener=listener)
-        self._recorder.spans = []
+        self._recorder.renew(listener)
 
     def perform(
         self, program: Callable[..., object], args: Sequence[Any], faults: Sequence[Fault]
@@ -80,8 +79,7 @@ class Seat:
             parcel = pack(result)
         except Exception as raised:
             return failed("result", raised)
-        times = tuple((span.begin, span.end) for span in self._recorder.spans)
-        return Returned(parcel, times, serves_on=dist.group.WORLD is self.group)
+        return Returned(parcel, self._recorder.times(), serves_on=dist.group.WORLD is self.group)
 
 
 class _Process:

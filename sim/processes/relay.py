@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from refmodel.collectives import Call
 from sim.processes.sockets import cut, opened_sockets
-from sim.surface.group import Recorder, Surface
+from sim.surface.group import Surface
 from sim.surface.operations import Operation
+from sim.surface.recorder import Recorder
 from sim.surface.work import Pending
 
 # The device type that each carries.

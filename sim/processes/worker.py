@@ -26,7 +26,7 @@ from sim.processes import relay
 from sim.processes.messages import Begins, Issues, Loaded, Message, Ready
 from sim.processes.parcel import pack, unpack
 from sim.processes.rank import Seat, failed
-from sim.surface.group import Recorder
+from sim.surface.recorder import Recorder
 
 # The parent keeps the time limit of a run; that of torch must not come first.
 _PATIENCE = timedelta(days=1)

@@ -8,56 +8,27 @@ into the rank's ledger, and goes to a *transport*: lockstep's meeting place, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from refmodel.collectives import Call, Ledger
+from refmodel.collectives import Call
 from refmodel.errors import InvalidInput, Where
 from sim.failures import WorldUnavailable
 from sim.surface.operations import BUILD, Build, Operation
+from sim.surface.recorder import Recorder
 from sim.surface.recording import entry
 from sim.surface.work import Completed, IssuedWork, Joined, Pending
-
-
-class Span(NamedTuple):
-    """How long a call took: from issue to the moment when what it receives was there."""
-
-    call: Call
-    begin: int  # by the rank's clock: steps of the schedule, or nanoseconds
-    end: int
-
-
-def with_open_calls(calls: Sequence[Call], spans: Sequence[Span], now: int) -> tuple[Span, ...]:
-    """Of a rank whose run has failed: a call that did not return lasts from the one before to now."""
-    closed = {span.call.sequence for span in spans}
-    last = max((span.end for span in spans), default=0)
-    return (*spans, *(Span(call, last, now) for call in calls if call.sequence not in closed))
 
 
 class Transport(Protocol):
     """Carries operations. What is asynchronous may come back unfinished; the rest is finished on return."""
 
     def __call__(self, operation: Operation, call: Call) -> Pending | None: ...
-
-
-# What a rank does instead of an operation: nothing, the same, another, several. It may also raise.
-Disturb = Callable[[Operation], Iterable[Operation]]
-
-
-@dataclass(slots=True)
-class Recorder:
-    """What one rank does, on all its groups."""
-
-    clock: Callable[[], int]
-    ledger: Ledger = field(default_factory=Ledger)
-    spans: list[Span] = field(default_factory=list)
-    disturb: Disturb | None = None
 
 
 class Surface(dist.ProcessGroup):
@@ -142,28 +113,27 @@ class Surface(dist.ProcessGroup):
             # Within a coalescing block nothing is waited for, and everything at its end.
             operation = operation._replace(is_async=True)
         recorder = self._recorder
-        ledger = recorder.ledger
-        call = entry(operation, len(ledger.calls), self._name, self._size, self._rank)
-        ledger.record(call)
-        begin = recorder.clock()
+        sequence = len(recorder.calls)
+        call = entry(operation, sequence, self._name, self._size, self._rank)
+        recorder.calls.append(call)
+        recorder.begins.append(recorder.clock())
+        recorder.ends.append(None)
+        if recorder.listener is not None:
+            recorder.listener(call)
         pending = None if operation.is_lost else self._transport(operation, call)
         if operation.is_async:
-            return self._issued(operation, call, begin, pending)
+            return self._issued(operation, sequence, pending)
         if pending is not None:
             pending.wait()
-        recorder.spans.append(Span(call, begin, recorder.clock()))
+        recorder.ends[sequence] = recorder.clock()
         return None
 
-    def _issued(
-        self, operation: Operation, call: Call, begin: int, pending: Pending | None
-    ) -> dist.Work | None:
+    def _issued(self, operation: Operation, sequence: int, pending: Pending | None) -> dist.Work | None:
         """The program's part in what it has not waited for."""
-        recorder = self._recorder
-        place = len(recorder.spans)
-        recorder.spans.append(Span(call, begin, begin))
+        recorder, ends = self._recorder, self._recorder.ends
 
         def finished() -> None:
-            recorder.spans[place] = Span(call, begin, recorder.clock())
+            ends[sequence] = recorder.clock()
 
         if pending is None:
             pending = Completed(operation)

@@ -49,11 +49,8 @@ class Operation(NamedTuple):
     is_whole: bool = True  # the ranks' parts are one tensor, one after the other; else a list
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # rows sent to, received from each rank
     is_even: bool = True  # whether the shape sent must be the same on all ranks
+    is_message: bool = False  # from rank to rank
     is_lost: bool = False  # issued, and then carried nowhere
-
-    @property
-    def is_message(self) -> bool:
-        return self.kind in ("send", "recv")
 
     @property
     def tensors(self) -> Tensors:
@@ -269,7 +266,9 @@ def send(rank: int, size: int, method: str, arguments: tuple[Any, ...]) -> Opera
     """``([tensor], peer, tag)``. torch waits, or lets the program do so."""
     tensors, peer, tag = arguments
     detail = peer_detail("to", peer, tag)
-    return Operation("send", method, arguments, tuple(tensors), (), True, detail, peer=peer, tag=tag)
+    return Operation(
+        "send", method, arguments, tuple(tensors), (), True, detail, peer=peer, tag=tag, is_message=True
+    )
 
 
 def recv(rank: int, size: int, method: str, arguments: tuple[Any, ...]) -> Operation:
@@ -285,6 +284,7 @@ def recv(rank: int, size: int, method: str, arguments: tuple[Any, ...]) -> Opera
         peer_detail("from", peer, tag),
         peer=peer,
         tag=tag,
+        is_message=True,
     )
 
 
@@ -292,7 +292,7 @@ def recv_anysource(rank: int, size: int, method: str, arguments: tuple[Any, ...]
     """``([tensor], tag)``."""
     tensors, tag = arguments
     detail = peer_detail("from", "any", tag)
-    return Operation("recv", method, arguments, (), tuple(tensors), True, detail, tag=tag)
+    return Operation("recv", method, arguments, (), tuple(tensors), True, detail, tag=tag, is_message=True)
 
 
 # The methods of torch's groups. Two names in a line: that of 2.13, and that until then.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -77,22 +79,31 @@ _PLUMBING = (
     "sim.torchrun",
     "sim.faults",
     "refmodel.collectives",
+    "contextlib",
 )
-_is_plumbing: dict[str, bool] = {"contextlib": True}
+# By the id of a code that calls came through: the code, which being kept leaves its id to nobody else; and by
+# instruction the lines of it that were named, or None if it is plumbing.
+_codes: dict[int, tuple[CodeType, dict[int, str] | None]] = {}
 
 
-def line_of(frame: Any) -> str:
+def line_of(frame: FrameType | None) -> str:
     """The line of the innermost frame that is neither torch's nor ours; "somewhere" if there is none."""
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        plumbing = _is_plumbing.get(module)
-        if plumbing is None:
-            plumbing = any(module == name or module.startswith(f"{name}.") for name in _PLUMBING)
-            _is_plumbing[module] = plumbing
-        if not plumbing:
-            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        code = frame.f_code
+        lines = (_codes.get(id(code)) or _meet(code, frame))[1]
+        if lines is not None:
+            place = frame.f_lasti
+            return lines.get(place) or lines.setdefault(
+                place, f"{Path(code.co_filename).name}:{frame.f_lineno}"
+            )
         frame = frame.f_back
     return "somewhere"
+
+
+def _meet(code: CodeType, frame: FrameType) -> tuple[CodeType, dict[int, str] | None]:
+    module = frame.f_globals.get("__name__", "")
+    is_plumbing = any(module == name or module.startswith(f"{name}.") for name in _PLUMBING)
+    return _codes.setdefault(id(code), (code, None if is_plumbing else {}))
 
 
 def _mixed(operation: Operation, rank: int) -> InvalidInput:

@@ -30,7 +30,7 @@ from sim.faults.fault import Fault
 from sim.processes import relay
 from sim.processes.parcel import unpack_result
 from sim.processes.rank import Seat
-from sim.surface.group import Recorder, Span
+from sim.surface.recorder import Recorder, Span, spans_of
 from sim.torchrun.judge import START_SECONDS
 from sim.torchrun.letters import Done
 from sim.torchrun.place import find_place, interface_towards
@@ -67,7 +67,7 @@ class Member:
 
     def execute(
         self, program: Callable[..., T], args: Sequence[Any], watch: Watch | None, faults: Sequence[Fault]
-    ) -> tuple[list[T], list[list[Call]], list[list[Span]]]:
+    ) -> tuple[list[T], list[list[Call]], list[tuple[Span, ...]]]:
         """What each rank returned, and called, and when; on every rank."""
         with self._busy, Termination() as termination:
             watcher = self._joined()
@@ -167,13 +167,9 @@ class Member:
             leave.join(2.0)
 
 
-def _opened(done: Done) -> tuple[list[Any], list[list[Call]], list[list[Span]]]:
+def _opened(done: Done) -> tuple[list[Any], list[list[Call]], list[tuple[Span, ...]]]:
     results = [unpack_result(result, rank) for rank, result in enumerate(done.results)]
-    spans = [
-        [Span(call, *times) for call, times in zip(calls, all_times, strict=True)]
-        for calls, all_times in zip(done.calls, done.times, strict=True)
-    ]
-    return results, done.calls, spans
+    return results, done.calls, list(map(spans_of, done.calls, done.times))
 
 
 def _destroy() -> None:
