@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from sim.surface.arguments import Tensors
 from sim.surface.operations import Operation
 
 Operations = Sequence[Operation]
@@ -73,7 +74,7 @@ def _all_reduce(operations: Operations) -> Received:
 
 def _broadcast(operations: Operations) -> Received:
     sent = operations[operations[0].root].sent
-    return [sent] * len(operations)
+    return [sent if operation.received else () for operation in operations]
 
 
 def _reduce(operations: Operations) -> Received:
@@ -104,7 +105,7 @@ def _all_to_all(operations: Operations) -> Received:
     if not operations[0].is_whole:
         return [[operation.sent[rank] for operation in operations] for rank in range(len(operations))]
     rows = [operation.sent[0].split(operation.splits[0]) for operation in operations]
-    return [[_one_after_the_other([sent[rank] for sent in rows])] for rank in range(len(operations))]
+    return [[_one_after_the_other(tuple(sent[rank] for sent in rows))] for rank in range(len(operations))]
 
 
 def _barrier(operations: Operations) -> Received:
@@ -124,24 +125,26 @@ _PERFORM: dict[str, Callable[[Operations], Received]] = {
 }
 
 
-def _columns(operations: Operations) -> Iterator[tuple[torch.Tensor, ...]]:
+def _columns(operations: Operations) -> Iterator[Tensors]:
     """Of each tensor that is sent: that of every rank."""
     return zip(*[operation.sent for operation in operations], strict=True)
 
 
-def _gathered_into(output: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _gathered_into(output: torch.Tensor, parts: Tensors) -> torch.Tensor:
     """``output``, filled if it can be; else a tensor of its own, where a part lies within ``output``."""
-    if output.is_contiguous() and parts[0].dim():
-        try:
-            torch.cat(list(parts), out=output.view(-1, *parts[0].shape[1:]))
-        except RuntimeError:  # the parts overlap with it, or it has no rows
-            return _one_after_the_other(parts)
-        return output
-    return _one_after_the_other(parts)
+    if not parts[0].numel() or not output.is_contiguous():
+        return _one_after_the_other(parts)
+    row = parts[0].shape[1:]
+    try:
+        # A view of it costs more than to see that none is needed.
+        torch.cat(parts, out=output if output.shape[1:] == row else output.view(-1, *row))
+    except RuntimeError:  # the parts overlap with it, or are no more than numbers
+        return _one_after_the_other(parts)
+    return output
 
 
-def _one_after_the_other(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(list(parts)) if parts[0].dim() else torch.stack(list(parts))
+def _one_after_the_other(parts: Tensors) -> torch.Tensor:
+    return torch.cat(parts) if parts[0].dim() else torch.stack(parts)
 
 
 def _fold(tensors: Sequence[torch.Tensor], name: str) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -47,6 +48,8 @@ class Meetings:
         self._open: deque[_Meeting] = deque()
         self._over = 0
         self._places = [0] * self._size
+        # One for all collectives, since making it costs more than it does: nobody waits within it.
+        self._unrecorded = torch.inference_mode()
 
     def attend(self, rank: int, operation: Operation, call: Call) -> Attendance | None:
         """Arrive. Returns when all have met and the collective is done, or at once if it is asynchronous."""
@@ -87,15 +90,14 @@ class Meetings:
         if on_gpu is not None:
             torch.cuda.synchronize(on_gpu)
         # Inference mode lets tensors of either mode be written, and keeps the copies out of autograd.
-        with torch.inference_mode():
+        with self._unrecorded:
             try:
                 received = exchange.perform(operations, in_place=not meeting.somebody_receives_later)
             except (RuntimeError, KeyError) as impossible:
                 raise self._floor.fail(self._unsupported(meeting.calls[0], impossible)) from impossible
             if meeting.somebody_receives_later:
-                awaited = zip(operations, received, strict=True)
-                now = [() if operation.is_async else values for operation, values in awaited]
-                deliver(now, operations)
+                now = [rank for rank, operation in enumerate(operations) if not operation.is_async]
+                deliver([received[rank] for rank in now], [operations[rank] for rank in now])
                 meeting.received = exchange.kept(operations, received)
             else:
                 deliver(received, operations)
@@ -186,10 +188,11 @@ class Attendance:
 
 def deliver(received: exchange.Received, operations: Sequence[Operation]) -> None:
     """Write what each rank receives into its tensors, all in one call of torch."""
-    sources, targets = [], []
-    for values, operation in zip(received, operations, strict=True):
-        for value, tensor in zip(values, operation.received):  # noqa: B905  # a root sends, and receives nothing
-            sources.append(value if value.shape == tensor.shape else value.view(tensor.shape))
-            targets.append(tensor)
-    if targets:
+    sources, targets = list(chain.from_iterable(received)), [t for o in operations for t in o.received]
+    if not targets:
+        return
+    try:
         torch._foreach_copy_(targets, sources)
+    except RuntimeError:  # shaped otherwise
+        views = [source.view(target.shape) for source, target in zip(sources, targets, strict=True)]
+        torch._foreach_copy_(targets, views)
