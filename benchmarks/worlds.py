@@ -32,7 +32,7 @@ from sim.garbage import collect_seldom
 from sim.world import World
 
 ROWS, WIDTH, FLOATS = 64, 128, 4
-ROUNDS = 7
+ROUNDS = 25
 WARM_UP = 5
 STARTS = 7
 TARGET_SIZE = 8

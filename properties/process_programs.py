@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -109,6 +110,34 @@ def dies(group: dist.ProcessGroup, culprit: int, how: str) -> None:
             os._exit(3)
         os.kill(os.getpid(), getattr(signal, how))
     gather(group, "after")
+
+
+def aborts(group: dist.ProcessGroup, culprit: int) -> None:
+    """As C++ does: a word on the way out, of which Python knows nothing."""
+    gather(group, "before")
+    if group.rank() == culprit:
+        os.write(2, b"terminate called after throwing an instance of my own\n")
+        os.abort()
+    gather(group, "after")
+
+
+def makes_others_abort(group: dist.ProcessGroup, culprit: int) -> None:
+    """They lose a rank, and end as gloo does where it finds that beneath Python."""
+    gather(group, "before")
+    if group.rank() == culprit:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        gather(group, "after")
+    except RuntimeError:
+        os.write(2, b"terminate called after throwing an instance of another's\n")
+        os.abort()
+
+
+def speaks(group: dist.ProcessGroup) -> int:
+    """In Python, and beneath it."""
+    print(f"rank {group.rank()} in Python", file=sys.stderr)
+    os.write(2, f"rank {group.rank()} beneath Python\n".encode())
+    return group.rank()
 
 
 def dies_after(group: dist.ProcessGroup, culprit: int) -> int:

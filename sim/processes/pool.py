@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from refmodel.collectives import Call
+from refmodel.errors import InvalidInput, Where
 from sim.failures import RunFailed
 from sim.faults.fault import Fault
 from sim.processes.death import cause_of_death, count_memory_kills
@@ -31,6 +32,7 @@ from sim.processes.laggards import line_of_stack, waits_by_stack
 from sim.processes.messages import Alive, Issues, Message, Ready
 from sim.processes.parcel import pack, pack_case, unpack
 from sim.processes.progress import Death, Progress
+from sim.processes.words import last_words, pass_on_words
 from sim.processes.worker import STACK_SIGNAL, serve, stack_file
 from sim.surface.recorder import Span
 
@@ -45,6 +47,8 @@ _LOAD_SECONDS = 60.0
 _SETTLE_SECONDS = 0.2
 # When ranks have lost another one, it is known at once which, unless the machine is very busy.
 _CAUSE_SECONDS = 1.0
+# The exit code of a worker that found it would start workers itself.
+_STARTS_ON_IMPORT = 64
 # For a process to write down where it is, however deep it waits.
 _ASK_SECONDS = 0.4
 
@@ -92,6 +96,7 @@ class Pool:
                 self._start()
             progress = self._feed(pack((sys.path, payload)), watch)
             results = progress.results()
+            pass_on_words(self._folder, self._size)
         if not all(returned.serves_on for returned in progress.returned.values()):
             self.close()  # the program has destroyed the group
         return results, progress.calls, progress.spans()
@@ -111,6 +116,9 @@ class Pool:
             raise
 
     def _start(self) -> None:
+        # A worker of another pool that still imports the script which started it; Python looks there too.
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            os._exit(_STARTS_ON_IMPORT)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed", "sim.processes.worker"])
         self._folder = tempfile.mkdtemp(prefix="cpkv-")
@@ -130,7 +138,7 @@ class Pool:
         self._await_ready()
 
     def _await_ready(self) -> None:
-        progress = Progress(self._world, self._size)
+        progress, workers = Progress(self._world, self._size), self._workers
         ready: set[int] = set()
 
         def hear(rank: int, message: Message) -> None:
@@ -139,6 +147,8 @@ class Pool:
                 ready.add(rank)
 
         self._listen(progress, hear, _START_SECONDS, lambda: len(ready) == self._size)
+        if any(worker.process.exitcode == _STARTS_ON_IMPORT for worker in workers):
+            raise _starts_on_import(self._world)
         if len(ready) < self._size:
             raise progress.never_started(ready, _START_SECONDS)
 
@@ -214,7 +224,8 @@ class Pool:
                     if not alive:
                         cause = cause_of_death(worker.process.exitcode)
                         of_memory = "SIGKILL" in cause and count_memory_kills() > memory_kills
-                        progress.dead[worker.rank] = Death(cause, of_memory)
+                        words = last_words(self._folder, worker.rank)
+                        progress.dead[worker.rank] = Death(cause, of_memory, words)
                         selector.unregister(worker.pipe)
                         selector.unregister(worker.process.sentinel)
 
@@ -230,6 +241,16 @@ def _end(workers: list[_Worker], folder: str, owner: int) -> None:
         worker.process.close()
         worker.pipe.close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _starts_on_import(world: str) -> InvalidInput:
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return InvalidInput(
+        f"the script that starts {world}",
+        expected='`if __name__ == "__main__":` around what it runs, as the process of each rank imports it',
+        received="a script that starts a world when it is imported",
+        where=Where(path=script),
+    )
 
 
 @contextmanager

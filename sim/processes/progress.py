@@ -20,10 +20,19 @@ from sim.surface.recorder import Span, spans_of
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank whose process is gone."""
+    """A rank whose process is gone.
+
+    >>> print(Death("killed by SIGABRT", last_words="terminate called\\n  what(): no route to host"))
+    killed by SIGABRT, saying: terminate called what(): no route to host
+    """
 
     cause: str  # "killed by SIGKILL"
     of_memory: bool = False  # the machine had none left
+    last_words: str = ""
+
+    def __str__(self) -> str:
+        words = " ".join(self.last_words.split())
+        return f"{self.cause}, saying: {words}" if words else self.cause
 
 
 @dataclass(eq=False)
@@ -126,15 +135,14 @@ class Progress:
         """Why not all ranks got ready for a program."""
         missing = [rank for rank in range(self.size) if rank not in ready]
         said = {rank: self.failed[rank].received for rank in missing if rank in self.failed}
-        died = {rank: self.dead[rank].cause for rank in missing if rank in self.dead}
+        died = {rank: str(self.dead[rank]) for rank in missing if rank in self.dead}
         causes = dict.fromkeys(missing, "silent") | died | said
         return InfrastructureFailed(
             f"{self.world} does not start",
             expected=f"{self.size} processes in one group within {seconds:g} s",
             received=", ".join(f"rank {rank} {cause}" for rank, cause in causes.items()),
             where=Where(rank=missing[0]) if len(missing) == 1 else None,
-            fix='Workers print why. A script needs `if __name__ == "__main__":` around what it runs, as they '
-            "import it.",
+            fix="What they printed says why.",
         )
 
     def results(self) -> list[Any]:
@@ -187,15 +195,28 @@ class Progress:
         # gloo and NCCL abort a process whose peer is gone, so an abort may be a consequence.
         rank = min(self.dead, key=lambda rank: "SIGABRT" in self.dead[rank].cause)
         death = self.dead[rank]
-        of_machine = death.of_memory or rank not in self.begun or rank in self.returned
-        when = "after its program" if rank in self.returned else "before its program"
-        return (InfrastructureFailed if of_machine else RankFailed)(
-            f"the process of rank {rank} of {self.world} died"
-            + ("" if death.of_memory or not of_machine else f" {when}"),
-            expected="the program returns on every rank",
-            received=death.cause + (", as this machine ran out of memory" if death.of_memory else ""),
-            where=Where(rank=rank, site=self.calls[rank][-1].site if self.calls[rank] else None),
-            positions=self.positions(),
+        what, expected = (
+            f"the process of rank {rank} of {self.world} died",
+            "the program returns on every rank",
+        )
+        where = Where(rank=rank, site=self.calls[rank][-1].site if self.calls[rank] else None)
+        positions = self.positions()
+        if not death.of_memory and rank in self.begun and rank not in self.returned:
+            return RankFailed(
+                what,
+                expected=expected,
+                received=death.cause,
+                where=where,
+                positions=positions,
+                traceback=death.last_words,
+            )
+        received = str(death)
+        if death.of_memory:
+            received += ", as this machine ran out of memory"
+        else:
+            what += " after its program" if rank in self.returned else " before its program"
+        return InfrastructureFailed(
+            what, expected=expected, received=received, where=where, positions=positions
         )
 
     def _failure(self, rank: int, failed: Failed) -> RunFailed | InvalidInput:

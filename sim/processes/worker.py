@@ -26,6 +26,7 @@ from sim.processes import relay
 from sim.processes.messages import Begins, Issues, Loaded, Message, Ready
 from sim.processes.parcel import pack, unpack
 from sim.processes.rank import Seat, failed
+from sim.processes.words import keep_words
 from sim.surface.recorder import Recorder
 
 # The parent keeps the time limit of a run; that of torch must not come first.
@@ -38,6 +39,7 @@ def serve(kind: str, rank: int, size: int, folder: str, pipe: Connection) -> Non
     """The life of a worker: meet the others in ``folder``, then run what comes through the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
     _end_with_parent(folder)
+    keep_words(folder, rank)
     torch.set_num_threads(1)
     collect_seldom()
     recorder = Recorder(time.monotonic_ns)

@@ -30,7 +30,7 @@ def entry(operation: Operation, sequence: int, group: str, size: int, rank: int)
     dtype, num_bytes = "", 0
     if tensors:
         first = tensors[0]
-        shape, dtype, num_bytes = tuple(first.shape), _NAMES[first.dtype], first.nbytes
+        shape, dtype, num_bytes = first.shape, _NAMES[first.dtype], first.nbytes
         if len(tensors) > 1:
             num_bytes = sum(tensor.nbytes for tensor in tensors)
         if received is not sent or len(sent) > 1:
