@@ -17,8 +17,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from refmodel.collectives import at_site, current_site
 from refmodel.errors import InvalidInput, Where
 from sim.faults import alterations
+from sim.surface.lines import line_of
 from sim.surface.operations import Operation
-from sim.surface.recording import line_of
 
 T = TypeVar("T")
 

@@ -20,8 +20,7 @@ from refmodel.collectives import Call
 from refmodel.errors import InvalidInput, Where
 from sim.failures import WorldUnavailable
 from sim.surface.operations import BUILD, Build, Operation
-from sim.surface.recorder import Recorder
-from sim.surface.recording import entry
+from sim.surface.recorder import Recorder, entry
 from sim.surface.work import Completed, IssuedWork, Joined, Pending
 
 

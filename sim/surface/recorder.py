@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from refmodel.collectives import Call
+import torch
+
+from refmodel.collectives import Call, current_site
+from refmodel.errors import InvalidInput, Where
+from sim.surface.lines import line_of
 from sim.surface.operations import Operation
 
 # What a rank does instead of an operation: nothing, the same, another, several. It may also raise.
@@ -15,16 +20,16 @@ Disturb = Callable[[Operation], Iterable[Operation]]
 # Hears of a call.
 Listener = Callable[[Call], None]
 
-# By the rank's clock, steps of the schedule or nanoseconds: when a call was issued, and when what it receives
-# was there.
+# When a call was issued, and when what it receives was there, by the rank's clock: steps of the schedule, or
+# nanoseconds.
 Times = tuple[int, int]
 
 
 class Span(NamedTuple):
-    """How long a call took: from issue to the moment when what it receives was there."""
+    """How long a call took."""
 
     call: Call
-    begin: int  # by the rank's clock: steps of the schedule, or nanoseconds
+    begin: int
     end: int
 
 
@@ -56,6 +61,72 @@ class Recorder:
     def times(self, until: int | None = None) -> tuple[Times, ...]:
         """Of each call. What nobody has waited for ends as it began; or at ``until``, if the run failed."""
         return tuple(
-            (begin, end if end is not None else begin if until is None else until)
+            (begin, (begin if until is None else until) if end is None else end)
             for begin, end in zip(self.begins, self.ends, strict=True)
         )
+
+
+# Without the constructor's own frame.
+_new: Callable[[type[Call], tuple[Any, ...]], Call] = tuple.__new__
+
+
+def entry(operation: Operation, sequence: int, group: str, size: int, rank: int) -> Call:
+    """The ledger's entry for the operation of a group's method. Raises InvalidInput for mixed devices.
+
+    Every call of every rank passes here: written plainly, for it is much of what a call costs.
+    """
+    name = current_site()
+    sent, received = operation.sent, operation.received
+    tensors = sent or received
+    shape: tuple[int, ...] = ()
+    dtype, num_bytes = "", 0
+    if tensors:
+        first = tensors[0]
+        shape, dtype, num_bytes = first.shape, _NAMES[first.dtype], first.nbytes
+        if len(tensors) > 1:
+            num_bytes = sum(tensor.nbytes for tensor in tensors)
+        if received is not sent or len(sent) > 1:
+            device = first.device
+            for tensor in received if len(sent) == 1 else (*sent, *received):
+                if tensor.device != device:
+                    raise _mixed(operation, rank)
+    return _new(
+        Call,
+        (
+            sequence,
+            # Above this function are at least those that led here: _issue, issue and the group's method.
+            line_of(sys._getframe(4)) if name is None else name,
+            operation.kind,
+            shape,
+            dtype,
+            group,
+            size,
+            num_bytes,
+            operation.detail,
+            len(tensors),
+            name is not None,
+            operation.is_even,
+            operation.is_message,
+        ),
+    )
+
+
+class _Names(dict[torch.dtype, str]):
+    """ "float32" for ``torch.float32``."""
+
+    def __missing__(self, dtype: torch.dtype) -> str:
+        name = self[dtype] = str(dtype).removeprefix("torch.")
+        return name
+
+
+_NAMES = _Names()
+
+
+def _mixed(operation: Operation, rank: int) -> InvalidInput:
+    devices = {str(tensor.device) for tensor in (*operation.sent, *operation.received)}
+    return InvalidInput(
+        f"tensors of {operation.kind}",
+        expected="all on one device",
+        received=" and ".join(sorted(devices)),
+        where=Where(rank=rank),
+    )

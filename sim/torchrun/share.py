@@ -17,7 +17,7 @@ from refmodel.collectives import Call
 from sim.faults.fault import Fault
 from sim.processes.messages import Issues
 from sim.processes.rank import Seat, failed
-from sim.surface.recording import line_of
+from sim.surface.lines import line_of
 from sim.torchrun.letters import Begins, Leaves, Verdict
 from sim.torchrun.place import Place
 from sim.torchrun.termination import Termination
