@@ -71,7 +71,6 @@ UNREACHABLE = {
     "index-count-unchecked": "right senders send the index pages of their KV pages",
     "last-message-wins": "right senders send one message of a chunk",
 }
-RARE = {"victims of one age"}  # not in every few hundred histories
 ROOMS = (lanes, radix, admission, host, transfer)
 OF_THE_ROOMS = [m for room in ROOMS for m in vars(room).values() if isinstance(m, Mutant)]
 REACHABLE = [mutant.id for mutant in OF_THE_ROOMS if mutant.id not in UNREACHABLE]
@@ -88,7 +87,7 @@ def test_any_history_holds(drawn: Drawn) -> None:
 def test_a_hunt_reaches_every_place_that_hurts_and_finds_nothing() -> None:
     tally = hunt(Campaign(seed=1, examples=500), threading.Event(), lambda _: None)
     assert not tally.found, progress_line(tally, 1.0)
-    assert set(tally.marks) >= set(MARKS) - RARE, progress_line(tally, 1.0)
+    assert set(tally.marks) >= set(MARKS), progress_line(tally, 1.0)
     assert tally.steps >= FEWEST_STEPS * tally.histories
 
 

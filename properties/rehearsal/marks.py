@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from properties.rehearsal.model import Model
 from properties.rehearsal.outlook import Outlook
+from properties.rehearsal.tree_model import leaves_of_one_age
 from sim.histories.history import Step
 
 MARKS = (
@@ -20,7 +21,7 @@ MARKS = (
 
 def reached(model: Model, step: Step, outlook: Outlook, before: Before) -> Iterator[str]:
     """Marks of a step that is over."""
-    yield from _of_the_step(model, step, outlook)
+    yield from _of_the_step(model, step, outlook, before)
     if not outlook.refused:
         yield from _of_the_host(model, step, outlook, before)
         yield from _of_the_transfer(model, step)
@@ -31,17 +32,20 @@ def reached(model: Model, step: Step, outlook: Outlook, before: Before) -> Itera
 class Before:
     """What marks need of the state before a step."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, outlook: Outlook) -> None:
+        # Most leaves of one access time that an eviction has to choose from.
+        self.of_one_age = leaves_of_one_age(model.tree.nodes()) if outlook.evicts else 0
         self.copies = set(model.host.lanes) if model.host else set[int]()
         self.under_way = any(map(model.transfers.is_under_way, model.transfers.sent))
 
 
-def _of_the_step(model: Model, step: Step, outlook: Outlook) -> Iterator[str]:
+def _of_the_step(model: Model, step: Step, outlook: Outlook, before: Before) -> Iterator[str]:
     heard, done = model.engine.heard, not outlook.refused
     hit = outlook.exact.get(step.submit.request, 0) if step.submit and done else 0
     tables = len(heard.tables)
     reached = {
         "eviction": bool(heard.evicted),
+        "victims of one age": bool(heard.evicted) and before.of_one_age > 1,
         "out of pages": outlook.out_of_pages,
         "refused": outlook.refused,
         "hit": hit > 0,

@@ -12,7 +12,6 @@ from properties.rehearsal.host_model import Change
 from properties.rehearsal.marks import Before, reached
 from properties.rehearsal.model import Model
 from properties.rehearsal.outlook import Outlook
-from properties.rehearsal.tree_model import leaves_of_one_age
 from refmodel.errors import Finding, InvalidInput
 from refmodel.serving.lanes import OutOfPages
 from sim.engine.request import Request
@@ -45,14 +44,13 @@ class Rehearsal:
 
     def step(self, wanted: Step) -> None:
         """Do one operation. What it says of itself is replaced by what the model says."""
-        model, before = self.model, Before(self.model)
-        outlook = foresee(model, wanted)
+        model, outlook = self.model, foresee(self.model, wanted)
+        before = Before(model, outlook)
         self.crowded = outlook.out_of_pages
         step = _stated(wanted, outlook)
         self.steps.append(step)
         number = model.tables.now = len(self.steps)
-        if outlook.evicts:
-            self.of_one_age = max(self.of_one_age, leaves_of_one_age(model.tree.nodes()))
+        self.of_one_age = max(self.of_one_age, before.of_one_age)
         leaving = model.running.get(step.finish or step.abort or "")
         reading = [page for part in outlook.parts for page in model.running[part.name].pages]
         model.engine.heard.forget()
