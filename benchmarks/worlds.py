@@ -222,8 +222,8 @@ def print_tables(results: list[Measured], reached: list[Target]) -> None:
     """Two tables: what was measured, and how it compares with the targets."""
     console = Console()
     console.print(f"Pairs of all_gather {ROWS}×{WIDTH} float32 and all_reduce {FLOATS} float32, a second")
-    table = Table("ranks")
-    headings = ("lockstep", "MTPG", "on 1 core", "gloo", "/ MTPG", "/ gloo", "start", "start gloo")
+    table = Table("ranks", pad_edge=False)  # else it is one wider than a terminal
+    headings = ("lockstep", "MTPG", "1 core", "gloo", "/ MTPG", "/ gloo", "start", "of gloo")
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in results:
