@@ -97,7 +97,7 @@ class Baton:
                         thread.join()
 
     def wait(self, rank: int, call: Call | None = None) -> None:
-        """Sleep until another rank wakes this one and it is drawn."""
+        """Sleep, in this call if in any, until another rank wakes this one and it is drawn."""
         self.waiting[rank] = call
         self._hand_over(rank)
 

@@ -112,11 +112,11 @@ class Surface(dist.ProcessGroup):
             # Within a coalescing block nothing is waited for, and everything at its end.
             operation = operation._replace(is_async=True)
         recorder = self._recorder
-        sequence = len(recorder.calls)
+        sequence, ends = len(recorder.calls), recorder.ends
         call = entry(operation, sequence, self._name, self._size, self._rank)
         recorder.calls.append(call)
         recorder.begins.append(recorder.clock())
-        recorder.ends.append(None)
+        ends.append(None)
         if recorder.listener is not None:
             recorder.listener(call)
         pending = None if operation.is_lost else self._transport(operation, call)
@@ -124,7 +124,7 @@ class Surface(dist.ProcessGroup):
             return self._issued(operation, sequence, pending)
         if pending is not None:
             pending.wait()
-        recorder.ends[sequence] = recorder.clock()
+        ends[sequence] = recorder.clock()
         return None
 
     def _issued(self, operation: Operation, sequence: int, pending: Pending | None) -> dist.Work | None:
