@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from hypothesis import given
+from hypothesis import strategies as st
 
 from refmodel.errors import InvalidInput
 from sim.failures import Diverged, RankFailed, WorldUnavailable
@@ -78,6 +80,44 @@ def test_all_reductions(fold: str) -> None:
     assert results[1][1].tolist() == expected
     assert results[0][1].tolist() == values[0].tolist()
     assert results[0][2].tolist() == expected
+
+
+def laid_out(layout: str, rows: int, size: int) -> torch.Tensor:
+    """An output for ``rows`` × 2 numbers of each rank, which may be of any shape."""
+    if layout == "transposed":
+        return torch.zeros(2, size * rows).t()
+    shapes = {"rows": (size * rows, 2), "flat": (size * rows * 2,), "of ranks": (size, rows, 2)}
+    return torch.zeros(shapes[layout])
+
+
+@given(
+    layouts=st.lists(st.sampled_from(["rows", "flat", "of ranks", "transposed"]), min_size=3, max_size=3),
+    rows=st.integers(0, 3),
+    is_async=st.booleans(),
+)
+def test_what_is_gathered_takes_the_shape_it_finds(layouts: list[str], rows: int, is_async: bool) -> None:
+    def program(group: dist.ProcessGroup) -> torch.Tensor:
+        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        output = laid_out(layouts[group.rank()], rows, group.size())
+        place, shape = output.data_ptr(), output.shape
+        work = gather(output, torch.full((rows, 2), float(group.rank())), async_op=is_async)
+        if work is not None:
+            work.wait()
+        assert (output.data_ptr(), output.shape) == (place, shape)
+        return output
+
+    expected = torch.arange(3.0).repeat_interleave(2 * rows)
+    assert all(torch.equal(output.reshape(-1), expected) for output in World.lockstep(3).run(program))
+
+
+def test_gathering_no_numbers_leaves_the_output_alone() -> None:
+    def program(group: dist.ProcessGroup) -> tuple[int, ...]:
+        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        output = torch.zeros(5, 0)
+        gather(output, torch.zeros(2, 0))
+        return tuple(output.shape)
+
+    assert World.lockstep(2).run(program) == [(5, 0)] * 2
 
 
 def test_uneven_lists_are_gathered_and_exchanged() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 
 from sim.failures import Deadlock
 from sim.lockstep.schedule import in_order
+from sim.surface.group import Surface
+from sim.surface.operations import Operation
+from sim.surface.recorder import Recorder
 from sim.world import World
 
 
@@ -62,3 +66,33 @@ def waits_for_nothing(group: dist.ProcessGroup) -> None:
 def test_what_nobody_waits_for_ends_as_it_began() -> None:
     (first, second) = World.lockstep(2).execute(waits_for_nothing).spans
     assert all(span.begin == span.end for span in (*first, *second))
+
+
+class Later:
+    """What somebody else finishes."""
+
+    def wait(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return False
+
+    def _source_rank(self) -> int:
+        return -1
+
+
+def test_a_call_that_ends_late_ends_in_its_own_ledger() -> None:
+    recorder = Recorder(itertools.count(10).__next__)
+    group = Surface(0, 1, recorder=recorder, transport=lambda *_: Later(), backend="later", name="0")
+    barrier = Operation("barrier", "barrier", (), is_async=True)
+    works = [group.issue(barrier) for _ in range(2)]
+    first, ends = recorder.calls, recorder.ends
+    recorder.renew(lambda call: None)
+    group.issue(barrier)
+    for work in works:
+        assert work is not None
+        work.wait()
+    assert [call.sequence for call in first] == [0, 1]
+    assert ends == [13, 14]
+    assert [call.sequence for call in recorder.calls] == [0]
+    assert recorder.times(until=99) == ((12, 99),)

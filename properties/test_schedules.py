@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from properties.test_sequences import Step, perform, plain, sequences
 from refmodel.collectives import all_gather_rows
 from refmodel.errors import InvalidInput
 from sim.failures import Deadlock, Nondeterministic, RankFailed
-from sim.lockstep.schedule import Schedule, in_order, priority_changing, randomly, replay
+from sim.lockstep.schedule import Draw, Schedule, in_order, priority_changing, randomly, replay
 from sim.world import World
 
 schedules = st.one_of(
@@ -48,6 +48,44 @@ def test_seeds_differ_in_schedule_and_agree_in_results() -> None:
         World.lockstep(4, seed=seed).run(rows_of_all, (1, 2, 0, 3), torch.float32)[0] for seed in range(10)
     ]
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+class Watched:
+    """A schedule that notes what it may choose from."""
+
+    def __init__(self, seed: int) -> None:
+        self.seen: list[tuple[tuple[int, ...], int]] = []
+        self._seed = seed
+
+    def draw(self, size: int, program: str) -> Draw:
+        choose = randomly(self._seed).draw(size, program)
+
+        def note(options: Sequence[int], first: int) -> int:
+            self.seen.append((tuple(options), first))
+            return choose(options, first)
+
+        return note
+
+
+def in_pairs_and_together(group: dist.ProcessGroup, rounds: int) -> None:
+    """So that ranks come to the meeting of all in other orders than their own."""
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, group.size(), 2)]
+    own = group.rank() // 2
+    for turn in range(rounds):
+        if own != turn % len(pairs):
+            dist.barrier(pairs[own])
+        dist.barrier(group)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=20)
+def test_a_schedule_chooses_from_ranks_in_order(seed: int) -> None:
+    watched = Watched(seed)
+    World.lockstep(6, schedule=watched).run(in_pairs_and_together, 4)
+    assert any(len(options) == 6 for options, _ in watched.seen)
+    for options, first in watched.seen:
+        assert list(options) == sorted(set(options))
+        assert 0 <= first <= len(options)
 
 
 def test_any_rank_may_be_first_in_any_step() -> None:
