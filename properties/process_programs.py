@@ -133,10 +133,13 @@ def makes_others_abort(group: dist.ProcessGroup, culprit: int) -> None:
         os.abort()
 
 
-def speaks(group: dist.ProcessGroup) -> int:
-    """In Python, and beneath it."""
+def speaks(group: dist.ProcessGroup, culprit: int = -1) -> int:
+    """In Python, and beneath it; then a culprit fails, if there is one."""
     print(f"rank {group.rank()} in Python", file=sys.stderr)
     os.write(2, f"rank {group.rank()} beneath Python\n".encode())
+    gather(group, "said")
+    if group.rank() == culprit:
+        raise ZeroDivisionError("of my own making")
     return group.rank()
 
 

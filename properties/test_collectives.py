@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refmodel.errors import InvalidInput
@@ -95,6 +95,7 @@ def laid_out(layout: str, rows: int, size: int) -> torch.Tensor:
     rows=st.integers(0, 3),
     is_async=st.booleans(),
 )
+@example(layouts=["transposed", "rows", "flat"], rows=1, is_async=False)
 def test_what_is_gathered_takes_the_shape_it_finds(layouts: list[str], rows: int, is_async: bool) -> None:
     def program(group: dist.ProcessGroup) -> torch.Tensor:
         gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -66,3 +66,9 @@ def test_what_is_said_in_a_run_that_holds_is_heard_once(tmp_path: Path) -> None:
     for way in ("in", "beneath"):
         expected = [f"rank {rank} {way} Python" for rank in range(3)]
         assert sorted(line for line in lines if way in line) == sorted(2 * expected)
+
+
+@pytest.mark.gloo
+def test_python_is_heard_at_once(tmp_path: Path) -> None:
+    lines = heard(tmp_path, ("speaks", (1,)))
+    assert sorted(lines) == [f"rank {rank} in Python" for rank in range(3)]

@@ -131,8 +131,8 @@ def _columns(operations: Operations) -> Iterator[Tensors]:
 
 
 def _gathered_into(output: torch.Tensor, parts: Tensors) -> torch.Tensor:
-    """``output``, filled if it can be; else a tensor of its own, where a part lies within ``output``."""
-    if not parts[0].numel() or not output.is_contiguous():
+    """``output``, filled if it can be; else a tensor of its own, as where a part lies within ``output``."""
+    if not parts[0].numel() or not output.is_contiguous():  # the others may have to view it
         return _one_after_the_other(parts)
     row = parts[0].shape[1:]
     try:

@@ -138,7 +138,7 @@ class Pool:
         self._await_ready()
 
     def _await_ready(self) -> None:
-        progress, workers = Progress(self._world, self._size), self._workers
+        progress = Progress(self._world, self._size)
         ready: set[int] = set()
 
         def hear(rank: int, message: Message) -> None:
@@ -147,7 +147,7 @@ class Pool:
                 ready.add(rank)
 
         self._listen(progress, hear, _START_SECONDS, lambda: len(ready) == self._size)
-        if any(worker.process.exitcode == _STARTS_ON_IMPORT for worker in workers):
+        if any(worker.process.exitcode == _STARTS_ON_IMPORT for worker in self._workers):
             raise _starts_on_import(self._world)
         if len(ready) < self._size:
             raise progress.never_started(ready, _START_SECONDS)

@@ -195,10 +195,8 @@ class Progress:
         # gloo and NCCL abort a process whose peer is gone, so an abort may be a consequence.
         rank = min(self.dead, key=lambda rank: "SIGABRT" in self.dead[rank].cause)
         death = self.dead[rank]
-        what, expected = (
-            f"the process of rank {rank} of {self.world} died",
-            "the program returns on every rank",
-        )
+        what = f"the process of rank {rank} of {self.world} died"
+        expected = "the program returns on every rank"
         where = Where(rank=rank, site=self.calls[rank][-1].site if self.calls[rank] else None)
         positions = self.positions()
         if not death.of_memory and rank in self.begun and rank not in self.returned:

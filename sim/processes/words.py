@@ -27,8 +27,8 @@ def keep_words(folder: str, rank: int) -> None:
 
 def last_words(folder: str, rank: int) -> str:
     """Of a worker that has died, the end of them; empty if it died without any."""
-    words = _file(folder, rank).read_text(errors="backslashreplace") if _file(folder, rank).exists() else ""
-    return words[-_LONGEST:].strip()
+    file = _file(folder, rank)
+    return _read(file)[-_LONGEST:].strip() if file.exists() else ""
 
 
 def pass_on_words(folder: str, size: int) -> None:
@@ -36,8 +36,12 @@ def pass_on_words(folder: str, size: int) -> None:
     for rank in range(size):
         file = _file(folder, rank)
         if file.stat().st_size:
-            sys.stderr.write(file.read_text(errors="backslashreplace"))
+            sys.stderr.write(_read(file))
             os.truncate(file, 0)
+
+
+def _read(file: Path) -> str:
+    return file.read_text(errors="backslashreplace")
 
 
 def _file(folder: str, rank: int) -> Path:
